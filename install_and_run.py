@@ -160,8 +160,10 @@ def main(argv: list[str]) -> int:
 
 def run_verb(argv: list[str]) -> int:
     """Hand a verb on to what is installed, in the folder where it was called."""
-    python = ROOT / ".venv" / "bin" / "python"
-    if not python.exists():
+    venv = Venv(ROOT / ".venv")
+    python = venv.python
+    is_whole = any(venv.path.glob("lib/python*/site-packages/dotenv"))
+    if not is_whole or read_stamp(venv)["digest"] == UNFINISHED:
         print("install_and_run: nothing is installed yet. Fix: run me", file=sys.stderr)
         return 1
     environ = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)}

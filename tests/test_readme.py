@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from litellm_mlx.launcher.ready_block import MemoryReport, ready_block
+from litellm_mlx.launcher.ready_block import HealthReport, ready_block
 from litellm_mlx.launcher.settings import Flags, load_settings
 from litellm_mlx.served_models import parse_models
 from sidecar.app import App
@@ -50,7 +50,7 @@ def test_the_block_is_the_launchers(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     listed = parse_models(httpx.get(f"{app.url}/v1/models", timeout=60).json())
     settings = load_settings(Flags(), tmp_path, {})
-    memory = MemoryReport(16_700_000_000)
+    memory = HealthReport(16_700_000_000)
     block = ready_block(settings, listed, needs_key=False, memory=memory)
     shown = README.partition("\nReady.\n")[2].partition("```")[0].splitlines()
     said = block.splitlines()

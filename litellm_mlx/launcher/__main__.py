@@ -21,7 +21,8 @@ from litellm_mlx.file_limit import raise_file_limit
 from litellm_mlx.launcher.ports import Claim, PidFile, PortHeld, claim_port
 from litellm_mlx.launcher.progress import telling
 from litellm_mlx.launcher.proxy_config import ProxyConfigError, other_models
-from litellm_mlx.launcher.ready_block import fetch_memory, ready_block
+from litellm_mlx.launcher.ready_block import fetch_health, ready_block
+from litellm_mlx.launcher.running import found_settings
 from litellm_mlx.launcher.servers_log import ServersLog
 from litellm_mlx.launcher.services import (
     ProxyPlan,
@@ -105,12 +106,13 @@ def _run_verb(name: str, argv: Sequence[str]) -> int:
 def _become_tool(argv: Sequence[str]) -> int:
     """Hand a verb of the sidecar's on: this process becomes it."""
     try:
-        settings = load_settings(Flags(), settings_folder())
+        settings = found_settings()
     except SettingsError as error:
         sys.stderr.write(f"litellm-mlx {argv[0]}: {error}\n")
         return 2
     command = [sys.executable, "-m", "sidecar", *argv]
-    return os.execve(sys.executable, command, dict(settings.child_env))
+    environ = {**settings.child_env, "LITELLM_MLX_FOLDER": str(settings_folder())}
+    return os.execve(sys.executable, command, environ)
 
 
 def parse_flags(argv: Sequence[str] | None) -> Flags:
@@ -218,7 +220,7 @@ def _start_all(
         supervisor.wait(lambda: sidecar.is_up)
     models = fetch_models(settings)
     needs_key = plan.needs_key if plan else settings.api_key is not None
-    memory = fetch_memory(settings)
+    memory = fetch_health(settings)
     others = other_models(plan.user_config) if plan else []
     _say(
         ready_block(settings, models, needs_key=needs_key, memory=memory, others=others)

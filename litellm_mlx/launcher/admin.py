@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import httpx
 
-from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
+from litellm_mlx.launcher.running import found_settings
+from litellm_mlx.launcher.settings import LaunchSettings
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--print", action="store_true", help="print the address alone")
     options = parser.parse_args(argv)
     try:
-        url = page_address(verb_settings())
+        url = page_address(found_settings())
     except httpx.HTTPError as error:
         sys.stderr.write(f"litellm-mlx admin: the sidecar does not answer: {error}\n")
         return 1

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +16,23 @@ from litellm_mlx.launcher.settings import MASTER_KEY, Address, LaunchSettings
 from litellm_mlx.served_models import SidecarModel
 
 _MAX_CHARS = 60  # of names
+_WIDTH = 69  # of a text beside the titles
 _GB = 1e9  # as the files of models are counted
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryReport:
+class HealthReport:
     """
-    What the sidecar says of its memory.
+    What the sidecar says of itself.
 
     Args:
         limit_bytes: what it may take. wired: for a Mac's GPU; None: not on this device.
+        fault: why the default model cannot be served; None: it can.
     """
 
     limit_bytes: int | None = None
     wired: str | None = None
+    fault: str | None = None
 
 
 def ready_block(
@@ -36,7 +40,7 @@ def ready_block(
     models: Sequence[SidecarModel],
     *,
     needs_key: bool,
-    memory: MemoryReport,
+    memory: HealthReport,
     others: Sequence[str] = (),
 ) -> str:
     """
@@ -50,7 +54,7 @@ def ready_block(
     name = "local" if "local" in names or not names else names[0]
     rows = [
         *_addresses(settings),
-        ("model", _model(settings, models, name)),
+        *_model(settings, models, name, memory.fault),
         *_advice(settings),
         *_memory(memory),
         ("key", _key(settings, needs_key)),
@@ -66,18 +70,20 @@ def ready_block(
     return "\n".join(["", "Ready.", *lines, ""])
 
 
-def fetch_memory(settings: LaunchSettings, timeout_s: float = 30.0) -> MemoryReport:
+def fetch_health(settings: LaunchSettings, timeout_s: float = 30.0) -> HealthReport:
     """What the running sidecar says; nothing if it does not answer."""
     try:
         with httpx.Client(trust_env=False, timeout=timeout_s) as client:
             body = client.get(f"{settings.sidecar.url}/health").json()
     except (httpx.HTTPError, ValueError):
-        return MemoryReport()
+        return HealthReport()
     status = body if isinstance(body, dict) else {}
     limit, wired = status.get("memory_limit_bytes"), status.get("wired")
-    return MemoryReport(
+    reason = status.get("reason") if status.get("status") == "degraded" else None
+    return HealthReport(
         limit if isinstance(limit, int) else None,
         wired if isinstance(wired, str) else None,
+        reason if isinstance(reason, str) else None,
     )
 
 
@@ -88,20 +94,30 @@ def _addresses(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
     yield "sidecar", f"{settings.sidecar.url}/v1"
 
 
-def _model(settings: LaunchSettings, models: Sequence[SidecarModel], name: str) -> str:
+def _model(
+    settings: LaunchSettings,
+    models: Sequence[SidecarModel],
+    name: str,
+    fault: str | None,
+) -> Iterator[tuple[str, str]]:
     served = settings.model_path or "the small built-in model"
     text = served if name == served else f"{name}, which is {served}"
+    if fault is not None:
+        yield "model", f"{text}; IT CANNOT BE SERVED, others can:"
+        shown = "".join(c if c.isprintable() else "?" for c in fault)
+        yield from (("", line) for line in textwrap.wrap(shown, _WIDTH))
+        return
     length = next((one.max_input_tokens for one in models if one.max_input_tokens), 0)
-    return f"{text}; context of {length} tokens" if length else text
+    yield "model", f"{text}; context of {length} tokens" if length else text
 
 
 def _advice(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
     """Where to find a real model, while none is set."""
     if settings.model_path is None:
-        yield "", f"a toy; for yours: {_beside_python('mlx-sidecar')} recommend"
+        yield "", f"a toy: {_beside_python('mlx-sidecar')} recommend"
 
 
-def _memory(memory: MemoryReport) -> Iterator[tuple[str, str]]:
+def _memory(memory: HealthReport) -> Iterator[tuple[str, str]]:
     if limit := memory.limit_bytes:
         yield "memory", f"at most {limit / _GB:.1f} GB (MAX_PROCESS_MEMORY)"
     if memory.wired:

@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from litellm_mlx.launcher.ports import PidFile, command_of
-from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
+from litellm_mlx.launcher.ports import command_of
+from litellm_mlx.launcher.running import found_settings, running_launchers
+from litellm_mlx.launcher.settings import LaunchSettings
 
 _POLL_S, _GRACE_S = 0.1, 15.0
 
@@ -20,10 +20,13 @@ def main(argv: Sequence[str]) -> int:
     """Exit codes: 0 stopped, 1 nothing runs or it does not end, 2 bad usage."""
     parser = argparse.ArgumentParser(prog="litellm-mlx stop", description=__doc__)
     parser.parse_args(argv)
-    settings = verb_settings()
+    settings = found_settings()
     code = stop_running(settings)
     if code is None:
-        sys.stderr.write("litellm-mlx stop: nothing of this project runs\n")
+        sys.stderr.write(
+            "litellm-mlx stop: nothing of this project runs; "
+            "`doctor` names what an earlier run left\n"
+        )
         return 1
     return code
 
@@ -39,31 +42,6 @@ def stop_running(settings: LaunchSettings, *, on_any_port: bool = False) -> int 
     if not pids:
         return None
     return max(_stopped(pid, settings.drain_timeout_s) for pid in pids)
-
-
-def running_launchers(
-    settings: LaunchSettings, *, on_any_port: bool = False
-) -> list[int]:
-    """Pids of launchers that hold the files of the ports that are set, or of any."""
-    if on_any_port:
-        files = sorted(settings.run_dir.glob("*.pid"))
-    else:
-        files = [settings.run_dir / f"sidecar-{settings.sidecar.port}.pid"]
-        if settings.proxy is not None:
-            files.append(settings.run_dir / f"litellm-{settings.proxy.port}.pid")
-    return list(dict.fromkeys(_launchers(files)))
-
-
-def _launchers(files: Iterable[Path]) -> Iterator[int]:
-    for path in files:
-        if not path.exists():
-            continue
-        file = PidFile(path)
-        pid = file.launcher()
-        file.close()
-        # A pid may have passed to a stranger since.
-        if pid is not None and "litellm" in command_of(pid):
-            yield pid
 
 
 def _stopped(pid: int, drain_s: float) -> int:

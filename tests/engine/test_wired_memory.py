@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import wired_limit
 
-from litellm_mlx.launcher.ready_block import MemoryReport, ready_block
+from litellm_mlx.launcher.ready_block import HealthReport, ready_block
 from litellm_mlx.launcher.settings import Flags, load_settings
 from sidecar.config.device_settings import DeviceConfig
 from sidecar.config.settings import load_config
@@ -113,7 +113,7 @@ def test_the_ready_block_says_it(tmp_path: Path) -> None:
     settings = load_settings(Flags(), tmp_path, {})
 
     def told(wired: str | None) -> str:
-        memory = MemoryReport(9 << 30, wired)
+        memory = HealthReport(9 << 30, wired)
         return ready_block(settings, [], needs_key=False, memory=memory)
 
     assert "wired    off (WIRED_LIMIT)\n" in told("off")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from litellm_mlx.launcher.progress import telling
-from litellm_mlx.launcher.ready_block import MemoryReport, ready_block
+from litellm_mlx.launcher.ready_block import HealthReport, ready_block
 from litellm_mlx.launcher.settings import Flags, load_settings
 from litellm_mlx.served_models import SidecarModel
 
@@ -17,7 +17,7 @@ MODEL = SidecarModel("openai/mlx-tiny-agent", ("local",), "llm", 32768, True, Tr
 def block(folder: Path, *, needs_key: bool = False, **env: str) -> str:
     settings = load_settings(Flags(), folder, env)
     return ready_block(
-        settings, [MODEL], needs_key=needs_key, memory=MemoryReport(9 << 30)
+        settings, [MODEL], needs_key=needs_key, memory=HealthReport(9 << 30)
     )
 
 
@@ -29,7 +29,7 @@ def test_it_says_what_runs_where(tmp_path: Path) -> None:
         "http://127.0.0.1:4000      (Anthropic clients)",
         "sidecar  http://127.0.0.1:8080/v1",
         "model    local, which is the small built-in model; context of 32768 tokens",
-        "           a toy; for yours: ",
+        "           a toy: ",
         "/mlx-sidecar recommend\n",
         "memory   at most 9.7 GB",
         "key      none needed, clients may send any\n",
@@ -74,7 +74,7 @@ def test_it_says_whose_cloud_keys_anybody_here_may_spend(tmp_path: Path) -> None
 
     def said(needs_key: bool) -> str:
         return ready_block(
-            settings, [MODEL], needs_key=needs_key, memory=MemoryReport(),
+            settings, [MODEL], needs_key=needs_key, memory=HealthReport(),
             others=["cloud", "other"],
         )  # fmt: skip
 
@@ -135,3 +135,16 @@ def test_waiting_tells_how_far_it_is_until_it_is_done() -> None:
         assert seen.wait(10)
     shown = ["Loading ...", "Loading ... 1 of 2 GB, 0 s", "Loading ... 2 of 2 GB, 0 s"]
     assert said == shown
+
+
+def test_a_model_that_cannot_be_served_is_not_ready(tmp_path: Path) -> None:
+    """The servers are up for the others; the block says so, and claims no context."""
+    settings = load_settings(Flags(model="no/such"), tmp_path, {})
+    fault = "there is no such folder, and no such model on the hub; check the name"
+    health = HealthReport(9 << 30, fault=fault)
+    text = ready_block(settings, [MODEL], needs_key=False, memory=health)
+    assert "local, which is no/such; IT CANNOT BE SERVED, others can:\n" in text
+    assert " ".join(text.split()).count(fault) == 1
+    assert "context of" not in text
+    (line,) = [line for line in text.splitlines() if "no such folder" in line]
+    assert len(line) <= 80

@@ -35,7 +35,8 @@ from litellm_mlx.launcher.clients.written_settings import (
     undo,
     write,
 )
-from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
+from litellm_mlx.launcher.running import found_settings
+from litellm_mlx.launcher.settings import LaunchSettings
 
 _ANY_KEY = "any"
 _OUTPUT_SHARE, _MAX_OUTPUT = 4, 32768
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit codes: 1 it cannot be started, 2 bad usage; else the client's own."""
     options, rest = _parsed(argv)
     try:
-        settings = verb_settings()
+        settings = found_settings()
         if options.undo:
             sys.stdout.write(f"{undo(options.client, _journal(settings))}\n")
             return 0

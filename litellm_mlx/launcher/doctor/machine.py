@@ -1,5 +1,6 @@
 """What of the machine slows a model or ends it: memory, swap, power, sleep."""
 
+import os
 import platform
 import re
 import shutil
@@ -30,7 +31,12 @@ def run(command: tuple[str, ...]) -> str | None:
         return None
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LOOK_S, check=False
+            command,
+            env={**os.environ, "LC_ALL": "C"},  # noqa: TID251 - numbers as they are read
+            capture_output=True,
+            text=True,
+            timeout=_LOOK_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -68,7 +74,8 @@ def _of_mac(limit_bytes: int | None, run: Run) -> Iterator[Finding]:
         yield Finding(_GROUP, "warn", f"{used_gb:.1f} GB lie in swap", _CLOSE)
     yield from _wired(limit_bytes, _whole(_value(run, "iogpu.wired_limit_mb")))
     power = _power(run(("pmset", "-g")) or "")
-    if power.get("lowpowermode") == "1":
+    # Where there is a High Power Mode as well, it is one setting of three.
+    if "1" in (power.get("lowpowermode"), power.get("powermode")):
         found = "Low Power Mode is on: the GPU runs at a part of its speed"
         yield Finding(_GROUP, "warn", found, "sudo pmset -a lowpowermode 0")
 

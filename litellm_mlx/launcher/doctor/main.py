@@ -23,7 +23,8 @@ from litellm_mlx.launcher.doctor.litellm_config import check_litellm
 from litellm_mlx.launcher.doctor.machine import check_machine
 from litellm_mlx.launcher.doctor.servers import check_ports, check_running
 from litellm_mlx.launcher.doctor.set_up import check_set_up
-from litellm_mlx.launcher.ready_block import fetch_memory
+from litellm_mlx.launcher.ready_block import fetch_health
+from litellm_mlx.launcher.running import at_running_ports
 from litellm_mlx.launcher.settings import (
     PACKAGE_PARENT,
     Flags,
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
 def examine(folder: Path, home: Path) -> Iterator[Finding]:
     """All findings, in the order of their groups."""
     try:
-        settings = load_settings(Flags(), folder)
+        settings = at_running_ports(load_settings(Flags(), folder))
     except SettingsError as error:
         yield Finding("settings", "bad", str(error), f"correct it in {folder}/.env")
         return
@@ -101,7 +102,7 @@ def _context(settings: LaunchSettings) -> int | None:
 
 
 def _limit(settings: LaunchSettings) -> int | None:
-    return fetch_memory(settings, _LOOK_S).limit_bytes
+    return fetch_health(settings, _LOOK_S).limit_bytes
 
 
 def _model_half(folder: Path) -> list[Finding]:

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from litellm_mlx.launcher.running import running_launchers
 from litellm_mlx.launcher.service.launch_agent import LaunchAgent
 from litellm_mlx.launcher.service.program import MARK, Program, ServiceManager
 from litellm_mlx.launcher.service.systemd_unit import SystemdUnit
 from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
-from litellm_mlx.launcher.stop import running_launchers
 from litellm_mlx.launcher.whole_files import replace_file
 
 _COMMAND_S, _POLL_S = 60.0, 0.5
