@@ -20,7 +20,7 @@ from sidecar.cli.server import (
     server_of,
 )
 
-_MIN_TURNS, _MIN_TOKENS = 3, 128
+_MIN_TURNS, _MIN_TOKENS = 3, 24
 _QUALITY = "--quality"
 _COLUMNS = f"  {'turn':<12}{'prompt':>8}{'cached':>8}{'prefilled':>11}{'TTFT':>10}"
 
@@ -75,7 +75,14 @@ def _setup(server: Server, options: argparse.Namespace) -> Setup:
 
 
 def _names(asked: str, *, sees: bool) -> list[str]:
-    """What to try: a model without images is shown none unless that is asked."""
+    """
+    What to try: a model without images is shown none.
+
+    Raises:
+        ServerError: that alone is asked.
+    """
+    if asked == IMAGES and not sees:
+        raise ServerError("this model takes text only: it can be shown no images")
     if asked != "all":
         return [asked]
     return [name for name in SCENARIOS if sees or name != IMAGES]

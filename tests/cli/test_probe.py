@@ -208,3 +208,10 @@ def test_clients_habits(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(body["tools"] and body["stream"] for body in bodies)
     assert bodies[2]["messages"][2] == {"role": "assistant", "content": "Well done"}
     assert "text only" in capsys.readouterr().out
+
+
+def test_images_are_asked_of_models_that_see(
+    app: App, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", "--url", app.url, "--scenario", IMAGES]) == 1
+    assert "takes text only" in capsys.readouterr().err
