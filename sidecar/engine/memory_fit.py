@@ -183,9 +183,9 @@ def _window(atom: Any) -> int | None:
     """Tokens that a layer keeps; 0: every one; None: it is recurrent."""
     if kv_layers.is_sliceable_atom(atom):
         return 0
-    size: int | None = getattr(atom, "max_size", None) or getattr(
-        atom, "chunk_size", None
-    )
+    if chunk_size := getattr(atom, "chunk_size", None):  # and its buffer's last step
+        return int(chunk_size) + _NEAR
+    size: int | None = getattr(atom, "max_size", None)
     return size
 
 

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
 
 from sidecar.engine.kv_estimate import KVEstimate, estimate_kv
 from sidecar.engine.loading import hub_listing
@@ -19,6 +22,7 @@ from sidecar.engine.loading.loader import load
 from sidecar.engine.loading.model_place import ModelSource
 from sidecar.engine.memory_fit import kv_sizes
 from testkit.hub import running_hub
+from tools.tiny_checkpoints import make_text
 
 REPO = Path(__file__).parents[2]
 ModelFolder = Callable[[str], Path]
@@ -42,7 +46,7 @@ def test_kv_is_foreseen_without_weights(
     folder = model_folder(kind)
     model = load(ModelSource("it", folder), trust=False)
     cache = model.new_cache()
-    model.forward(_one_token(), cache=cache)
+    model.forward(mx.zeros((1, 1), mx.int32), cache=cache)
     held = KVEstimate(*kv_sizes(cache))
     assert estimate_kv(folder) == held
     shutil.copy(folder / "config.json", tmp_path)
@@ -53,10 +57,19 @@ def test_kv_is_foreseen_without_weights(
     assert alone.fixed <= held.fixed <= 2 * alone.fixed
 
 
-def _one_token() -> Any:
-    import mlx.core as mx
-
-    return mx.array([[0]])
+@pytest.mark.parametrize("name", ["deepseek_v41", "llama4", "qwen3_next", "falcon_h1"])
+def test_kv_is_foreseen_of_other_layers(name: str, tmp_path: Path) -> None:
+    """Groups that are compressed grow, chunks and windows fill, states do neither."""
+    folder = make_text(tmp_path / "model", name)
+    model, _ = load_model(folder)
+    cache = make_prompt_cache(model)
+    for _ in range(32):
+        mx.eval(model(mx.zeros((1, 64), mx.int32), cache=cache))
+    held = sum(layer.nbytes for layer in cache)
+    estimate = estimate_kv(folder)
+    assert estimate is not None
+    # A window holds a chunk beside it: of 64 tokens here.
+    assert 0.75 * held <= estimate.num_bytes(2048) <= 1.25 * held
 
 
 def test_what_cannot_be_built_is_not_foreseen(tmp_path: Path) -> None:
