@@ -69,10 +69,8 @@ _REAL_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `litellm-mlx`; returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] in _VERBS:
+    if argv and argv[0] in (*_VERBS, *_OF_SIDECAR):
         return _run_verb(argv[0], argv[1:])
-    if argv and argv[0] in _OF_SIDECAR:
-        return _become_tool(argv)
     try:
         settings = load_settings(parse_flags(argv), Path.cwd())
     except SettingsError as error:
@@ -94,8 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_verb(name: str, argv: Sequence[str]) -> int:
-    verb: Any = importlib.import_module(_VERBS[name])
     try:
+        if name in _OF_SIDECAR:
+            return _become_tool(name, argv)
+        verb: Any = importlib.import_module(_VERBS[name])
         code: int = verb.main(argv)
     except SettingsError as error:
         sys.stderr.write(f"litellm-mlx {name}: {error}\n")
@@ -103,14 +103,10 @@ def _run_verb(name: str, argv: Sequence[str]) -> int:
     return code
 
 
-def _become_tool(argv: Sequence[str]) -> int:
+def _become_tool(name: str, argv: Sequence[str]) -> int:
     """Hand a verb of the sidecar's on: this process becomes it."""
-    try:
-        settings = found_settings()
-    except SettingsError as error:
-        sys.stderr.write(f"litellm-mlx {argv[0]}: {error}\n")
-        return 2
-    command = [sys.executable, "-m", "sidecar", *argv]
+    settings = found_settings()
+    command = [sys.executable, "-m", "sidecar", name, *argv]
     environ = {**settings.child_env, "LITELLM_MLX_FOLDER": str(settings_folder())}
     return os.execve(sys.executable, command, environ)
 

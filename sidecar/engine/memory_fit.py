@@ -119,15 +119,15 @@ def _fit(
     yield
     chunk = prober.compute(_CHUNK)
     yield
-    if quantization is None:
+    windows = [_window(atom) for atom in kv_layers.atoms(prober.cache)]
+    if quantization is None and None in windows:  # what else there is may grow
         growing, fixed = lazy_kv_sizes(model.new_cache, model.forward)
-    else:  # which is made behind a chunk: what is there
+    else:
         growing, fixed = kv_sizes(prober.cache)
     buffers = len(kv_layers.arrays_of(prober.cache))
     deep = _at_large_depth(model, prober, growing) if growing else None
     per_pair = _slope(chunk, deep) if deep else _slope(first, chunk)
     per_token = max(first.cost / _FIRST, chunk.cost / _CHUNK)
-    windows = [_window(atom) for atom in kv_layers.atoms(prober.cache)]
     per_square = _excess(first, chunk) if None in windows else 0.0
     if not growing:  # a chunk's tokens meet the window and each other, and no more
         window = max(size or 0 for size in windows)

@@ -1,4 +1,4 @@
-"""What of the machine slows a model or ends it: memory, swap, power, sleep."""
+"""What of the machine slows a model or ends it: memory, swap, power."""
 
 import os
 import platform

@@ -6,7 +6,7 @@ from its parent's end, or from a place inside it. Ids are kept packed, four byte
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,10 +106,11 @@ class SlotIndex:
         )
         return max(ends, key=_depth, default=DiskMatch())
 
-    def _matches(self, ids: Sequence[int], salt: str) -> Iterator[DiskMatch]:
+    def _matches(self, ids: Sequence[int], salt: str) -> list[DiskMatch]:
         """Of each slot that the ids reach, the path to where they leave it."""
+        found = list[DiskMatch]()
         if not self._slots or not ids:
-            return
+            return found
         asked = np.asarray(ids, np.int64)
         with self._lock:
             roots = self._below.get(None, ())
@@ -120,9 +121,10 @@ class SlotIndex:
                 depth = slot.at + _common(slot.ids, asked[slot.at : slot.end])
                 chain = (*before, slot)
                 if depth > slot.at:
-                    yield DiskMatch(chain, depth)
+                    found.append(DiskMatch(chain, depth))
                 below = self._below.get(slot.number, ())
                 todo += [(child, chain) for child in below if child.at <= depth]
+        return found
 
     def _remove(self, number: int) -> None:
         todo = [number]
