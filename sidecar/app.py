@@ -20,6 +20,7 @@ from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import (
     WiredMemory,
     buffer_limit,
+    much_kept,
     process_limit,
     release_delay,
 )
@@ -433,7 +434,7 @@ def _build_shared(
     gpu.call(lambda: prepare_device(config))
     stored = KVBudget(
         kv_limits(cache, gpu),
-        Released(release_delay(config.device)),
+        Released(release_delay(config.device), much_kept()),
     )
     wired = gpu.call(lambda: WiredMemory(config.device.wired_limit))
     return Shared(

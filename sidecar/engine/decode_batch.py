@@ -17,6 +17,7 @@ from sidecar.engine.constrained_row import ConstrainedRow, masked
 from sidecar.engine.sampling import Drawing
 from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.kv_layers import (
+    EARLY_ROOM,
     KVLayers,
     Released,
     arrays_of,
@@ -101,7 +102,9 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         fed = inputs if self._reads_prompt else self._as_printed(inputs)
         extra = (self._vision_inputs(),) if self._shifts else ()
         fed = self._with_unfed(fed[:, None])
-        make_room(self.prompt_cache, fed.shape[1])
+        make_room(
+            self.prompt_cache, fed.shape[1] + (EARLY_ROOM if self._reads_prompt else 0)
+        )
         logits = self._forward(fed, self.prompt_cache, *extra)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []

@@ -13,9 +13,9 @@ import mlx.core as mx
 
 from sidecar.core.errors import InsufficientMemory
 from sidecar.engine.process_memory import NOTHING, Demand, ProcessMemory
+from sidecar.kv.kv_layers import ROOM_STEP, buffer_length
 
 _SMALLEST_CHUNK = 64
-_ROOM_STEP = 256  # tokens by which KV buffers grow
 _SEGMENT = 256  # tokens that a recurrent layer takes at a time (mlx-lm's ssm_attn)
 _LEAST_GROWING = 512 << 20  # bytes: buffers that are small are in flight all at once
 _SAFETY = 1.1
@@ -66,7 +66,7 @@ class MemoryModel:
         Args:
             num_copies: answers that decode side by side, each with KV of its own.
         """
-        held = num_copies * self.kv_bytes(length + _ROOM_STEP)
+        held = num_copies * self.kv_bytes(buffer_length(length + ROOM_STEP))
         peak = self.peak_bytes(length, _SMALLEST_CHUNK)
         return Demand(held, peak, num_copies * self.buffers)
 

@@ -20,9 +20,14 @@ from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache, QuantizedKVCac
 KVLayers = list[Any]
 Leaves = list[mx.array]  # the arrays of one sliceable atom, tokens on axis -2
 _SEQUENCE_AXIS = -2
-_ROOM_STEP = 256
+ROOM_STEP = 256  # tokens: what the length of a buffer is a multiple of
+_ROOM_SHARE = 16  # of a long buffer, by which it grows
+EARLY_ROOM = (
+    32  # tokens before a buffer is full, in which layers grow one after another
+)
+_EARLY_SHARE = 2  # so that all have grown in half of that
 _STEPS_TO_CLEAR = 8  # behind a prompt whose chunks left much in the allocator's cache
-_MUCH_KEPT = 1 << 30
+MUCH_KEPT = 1 << 30  # bytes that the allocator may keep
 
 
 def atoms(cache: Sequence[Any]) -> Iterator[Any]:
@@ -123,12 +128,25 @@ def view(arrays: Leaves, start: int, end: int) -> Leaves:
     return [a[..., start:end, :] for a in arrays]
 
 
+def buffer_length(num_tokens: int) -> int:
+    """
+    The length of a buffer that holds so many tokens and has to grow later.
+
+    Long buffers grow by a sixteenth of the power of two that they have passed. So they
+    are seldom copied, and have few lengths: on CUDA the attention of a decode step is
+    planned anew for each (engine/selftest/attention_plans).
+    """
+    passed = 1 << max(0, num_tokens.bit_length() - 1)
+    step = max(ROOM_STEP, passed // _ROOM_SHARE)
+    return -(-num_tokens // step) * step
+
+
 def join(runs: Sequence[Leaves], room: int) -> Leaves:
     """Concatenate runs, with room for `room` more tokens behind."""
     if not runs[0]:
         return []
     total = sum(run[0].shape[_SEQUENCE_AXIS] for run in runs)
-    padded = (total + room + _ROOM_STEP - 1) // _ROOM_STEP * _ROOM_STEP
+    padded = buffer_length(total + room)
     joined = []
     for parts in zip(*runs, strict=True):
         shape = list(parts[0].shape)
@@ -138,28 +156,41 @@ def join(runs: Sequence[Leaves], room: int) -> Leaves:
     return joined
 
 
-def make_room(cache: KVLayers, num_tokens: int, step: int = _ROOM_STEP) -> None:
+def make_room(cache: KVLayers, num_tokens: int, step: int = ROOM_STEP) -> None:
     """
     Let the plain layers hold so many tokens more without growing.
 
     mlx-lm's layers grow within a decode step, by 256 tokens. On CUDA that step has a
     graph that no other has, which is made anew: 80 to 110 ms on an H100, 850 once,
     where a step takes 12. One that grows before it has the graph of the layer before.
+    To copy all layers takes longer than a step as well, so some are copied in each of
+    the last steps before their buffers are full.
 
     Args:
-        step: a multiple of 256; each buffer is as long as the next multiple of it, or
-            longer.
+        step: a multiple of 256; each buffer is as long as one for the next multiple of
+            it (`buffer_length`), or longer.
     """
-    for atom in atoms(cache):
-        if type(atom) not in (KVCache, BatchKVCache) or atom.keys is None:
-            continue
+    plain = [a for a in atoms(cache) if _is_plain(a)]
+    num_early = math.ceil(len(plain) * num_tokens * _EARLY_SHARE / EARLY_ROOM)
+    for atom in plain:
         held = atom._idx if type(atom) is BatchKVCache else atom.offset
-        length = -(-(held + num_tokens) // step) * step
-        missing = length - atom.keys.shape[2]
-        if missing <= 0:
-            return  # all are equally deep
-        atom.keys, atom.values = join([[atom.keys, atom.values]], missing)
-        mx.async_eval(atom.keys, atom.values)  # type: ignore[no-untyped-call]
+        length, needed = atom.keys.shape[2], held + num_tokens
+        wanted = -(-needed // step) * step
+        if wanted > length:
+            _grow(atom, wanted)
+        elif num_early > 0 and needed + EARLY_ROOM > length:
+            num_early -= 1
+            _grow(atom, length + 1)
+
+
+def _is_plain(atom: Any) -> bool:
+    return type(atom) in (KVCache, BatchKVCache) and atom.keys is not None
+
+
+def _grow(atom: Any, num_tokens: int) -> None:
+    missing = num_tokens - atom.keys.shape[2]
+    atom.keys, atom.values = join([[atom.keys, atom.values]], missing)
+    mx.async_eval(atom.keys, atom.values)  # type: ignore[no-untyped-call]
 
 
 def sliceable_leaves(cache: KVLayers) -> list[Leaves]:
@@ -340,9 +371,9 @@ def release_freed_memory() -> None:
     mx.clear_cache()
 
 
-def give_back_much() -> None:
+def give_back_much(much: int = MUCH_KEPT) -> None:
     """The same, where it is worth it: what is kept is there for the next one."""
-    if mx.get_cache_memory() > _MUCH_KEPT:
+    if mx.get_cache_memory() > much:
         release_freed_memory()
 
 
@@ -355,10 +386,12 @@ class Released:
 
     Args:
         delay: steps for which they are held; 0: not at all.
+        much: bytes; where the allocator keeps more behind a prompt, it gives them back.
     """
 
-    def __init__(self, delay: int = 0) -> None:
+    def __init__(self, delay: int = 0, much: int = MUCH_KEPT) -> None:
         self._delay = delay
+        self._much = much
         self._step = 0
         self._held: deque[tuple[int, list[mx.array]]] = deque()
         self._clear_at = math.inf
@@ -398,4 +431,4 @@ class Released:
 
     def _clear(self) -> None:
         self._clear_at = math.inf
-        give_back_much()
+        give_back_much(self._much)

@@ -20,7 +20,6 @@ from sidecar.kv.prefix_tree import (
 )
 from sidecar.kv.quantization import KVQuantization
 
-_ROOM = 256  # tokens of room behind a copied prefix
 _SHRINK_SHARE = 8  # a buffer is copied smaller once this share of it is unused
 
 
@@ -103,7 +102,8 @@ def copy_path(
     if quantization:
         runs = quantization.unify(runs)
     return [
-        kv_layers.join([run[i] for run in runs], _ROOM) for i in range(len(runs[0]))
+        kv_layers.join([run[i] for run in runs], kv_layers.ROOM_STEP)
+        for i in range(len(runs[0]))
     ]
 
 

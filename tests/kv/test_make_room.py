@@ -50,3 +50,24 @@ def test_layers_of_other_kinds_are_left_alone() -> None:
     make_room([window, empty, BatchKVCache([0])], 300)
     assert empty.keys is None
     assert window.keys.shape[2] < 300
+
+
+@pytest.mark.parametrize("num_layers", [1, 7, 36, 64])
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_layers_grow_one_after_another_before_they_are_full(
+    num_layers: int, per_step: int
+) -> None:
+    """No step copies more than its share of them, and none has to grow in a step."""
+    cache = [plain(200) for _ in range(num_layers)]
+    make_room(cache, per_step)
+    most = 0
+    for _ in range(1200 // per_step):
+        before = [layer.keys for layer in cache]
+        make_room(cache, per_step)
+        grown = [b is not c.keys for b, c in zip(before, cache, strict=True)]
+        most = max(most, sum(grown))
+        for layer in cache:
+            layer.offset += per_step
+            assert layer.offset <= layer.keys.shape[2]
+    assert 0 < most <= per_step * num_layers / 16 + 1
+    assert cache[0].keys.shape[2] >= 1400

@@ -20,6 +20,7 @@ from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
+from sidecar.engine.selftest.attention_plans import plan_attention
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import release_freed_memory
 
@@ -39,12 +40,18 @@ _NUM_TOKENS = 3
 
 
 def warm_up(model: LoadedModel) -> Generator[None, None, None]:
-    """Decode a few tokens in every way, in turns; nothing to do on the CPU."""
+    """
+    Decode a few tokens in every way, in turns; nothing to do on the CPU.
+
+    On CUDA attention is planned ahead as well.
+    """
     if mx.default_device() == mx.cpu:
         return
     started = time.monotonic()
     try:
         yield from decode_in_every_way(model)
+        if not mx.metal.is_available():
+            yield from plan_attention(model)
     except Exception as error:
         # Some models cannot be batched: the self-test finds that out and keeps to it.
         logger.warning("warm-up ended early model=%s: %s", model.name, error)
