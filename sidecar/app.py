@@ -56,6 +56,7 @@ from sidecar.live_parts import (
 from sidecar.memory.tombstones import Tombstones
 from sidecar.residents.capability_record import CapabilityRecords
 from sidecar.residents.catalog import Catalog, find_catalog
+from sidecar.residents.draft_models import check_draft_settings
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader
 from sidecar.residents.model_settings import (
@@ -430,6 +431,7 @@ def open_image_intake(config: ImageConfig) -> "ImageIntake":
 def _build_shared(
     config: Config, tell: Callable[[str], None], extra_processors: ExtraProcessors
 ) -> Shared:
+    check_draft_settings(config)
     cache, gpu, rules = config.cache, gpu_thread(), _read_rules(config)
     gpu.call(lambda: prepare_device(config))
     stored = KVBudget(

@@ -9,7 +9,14 @@ import pytest
 
 from sidecar.config.settings import Config, ServerConfig, load_config
 from sidecar.config.sources import ConfigError
-from sidecar.config.values import model, physical_memory, place, places, plain
+from sidecar.config.values import (
+    hub_or_folder,
+    model,
+    physical_memory,
+    place,
+    places,
+    plain,
+)
 
 
 @pytest.fixture
@@ -111,7 +118,7 @@ def test_every_setting_has_the_general_alias(env_file: Path) -> None:
     """MLX_SERVER_<NAME> is read for each setting: a bad value is complained about."""
     for _, item in all_settings():
         name = f"MLX_SERVER_{item.metadata['env']}"
-        if item.metadata["kind"] in (plain, place, places, model):
+        if item.metadata["kind"] in (plain, place, places, model, hub_or_folder):
             continue
         with pytest.raises(ConfigError, match=rf"^{name} must be "):
             load(env_file, "", {name: "[nonsense"})

@@ -28,6 +28,7 @@ from sidecar.config.sources import (
 from sidecar.config.values import (
     boolean,
     choice,
+    hub_or_folder,
     integer,
     model,
     names,
@@ -69,6 +70,9 @@ class ModelConfig:
     adapters: str | None = setting(None, "ADAPTER_DIR", place,
         "Folder of LoRA adapters, a folder each; requests name them.",
         shown="none")
+    draft_model: str | None = setting(None, "DRAFT_MODEL", hub_or_folder,
+        "Hub id or folder of a small model with the same vocabulary, which drafts "
+        "answers; with SPECULATION=draft.", shown="none")
     pinned: tuple[str, ...] = setting((), "PINNED_MODELS", words,
         "Models that are loaded at the start and never leave.", shown="none")
     preload: tuple[str, ...] = setting((), "PRELOAD_MODELS", words,
@@ -232,9 +236,9 @@ class EngineConfig:
         "Longest prompt of /native/attention.")
     enable_batching: bool = setting(True, "ENABLE_BATCHING", boolean,
         "Whether sequences are decoded together.")
-    speculation: str = setting("auto", "SPECULATION", choice("auto", "off"),
+    speculation: str = setting("auto", "SPECULATION", choice("auto", "draft", "off"),
         "Whether a lone answer that repeats what was read is computed several tokens "
-        "at a time: the tokens are the same.")
+        "at a time, `draft`: also by DRAFT_MODEL. The tokens are the same.")
     batch_max_size: int = setting(8, "BATCH_MAX_SIZE", integer(1, 256),
         "Most sequences decoded together.", "MLX_SERVER_BATCH_MAX_BATCH_SIZE")
     max_concurrent: int = setting(8, "MAX_CONCURRENT_REQUESTS", integer(1, 1024),

@@ -136,6 +136,10 @@ places = ValueType("paths with : between, or none; ~ is the home folder", _place
 place = ValueType(
     "a path; ~ is the home folder", lambda t: os.path.expanduser(t.strip())
 )
+hub_or_folder = ValueType(
+    "a hub id or a folder; ~ is the home folder",
+    lambda t: os.path.expanduser(t.strip()),
+)
 boolean = ValueType("true or false", _boolean)
 size = ValueType("bytes, a size such as 64GB, or a share such as 80%", _size)
 wired = ValueType("off, weights, or a size such as 8GB", _wired)

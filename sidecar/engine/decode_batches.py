@@ -26,6 +26,7 @@ from sidecar.engine.sampling import (
     make_row_sampler,
 )
 from sidecar.engine.speculation.draft_length import DraftPrices
+from sidecar.engine.speculation.draft_model import DraftModel
 from sidecar.engine.speculation.row_speculation import Proposal, RowSpeculation
 from sidecar.engine.speculation.speculating_batch import SpeculatingBatch
 from sidecar.kv.kv_layers import (
@@ -120,6 +121,9 @@ class DecodeBatches:
         self._batches: list[SpeculatingBatch] = []
         self._lengths: dict[int, int] = {}
         self.prices = DraftPrices()
+        self.draft_model: DraftModel | None = None
+        if model.draft is not None:
+            self.draft_model = DraftModel(model.draft, model.vocab_size)
         self._speculating: dict[int, RowSpeculation] = {}
         self._was_plain = False  # the last step, so that the next one's time is its own
 
@@ -192,7 +196,10 @@ class DecodeBatches:
         started = time.perf_counter()
         responses: list[Any] = self._batches[0].next()
         if self._speculating and self._was_plain and len(responses) == 1:
-            self.prices.stepped(time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self.prices.stepped(seconds)
+            if self.draft_model is not None:
+                self.draft_model.prices.stepped(seconds)
         self._was_plain = True
         return responses
 
@@ -203,16 +210,23 @@ class DecodeBatches:
         is_alone = self.may_speculate and len(self._batches) == 1
         if speculation is None or not (is_alone and batch.may_speculate):
             return []
-        draft = self._before_quantising(batch.uids[0], speculation.draft())
+        draft = self._before_quantising(batch.uids[0], speculation.draft(batch.drawn))
         if draft is None:
             return []
         started = time.perf_counter()
         responses = batch.speculate(draft.ids)
         if responses:
-            self.prices.called(draft.num_drafted, time.perf_counter() - started)
+            seconds = draft.drafted_s + time.perf_counter() - started
+            self._prices_of(draft).called(draft.num_drafted, seconds)
             speculation.note(draft, len(responses) - 1)
             self._was_plain = False
         return responses
+
+    def _prices_of(self, draft: Proposal) -> DraftPrices:
+        """A draft of the small model costs more than the call that tries it."""
+        if draft.drafter == "model" and self.draft_model is not None:
+            return self.draft_model.prices
+        return self.prices
 
     def _before_quantising(self, uid: int, draft: Proposal | None) -> Proposal | None:
         """As much of a draft as is computed with KV of one kind, as plain steps do."""

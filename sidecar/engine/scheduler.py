@@ -44,6 +44,7 @@ from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.sequence import Sequence, begin_sequence
 from sidecar.engine.speculation.lookup_drafter import LookupDrafter
 from sidecar.engine.speculation.row_speculation import RowSpeculation
+from sidecar.engine.speculation.speculating_batch import SpeculatingBatch
 from sidecar.kv.kv_layers import (
     KVLayers,
     copy_layers,
@@ -414,7 +415,7 @@ class BatchScheduler:
         )
         row.constrained = single.constrained(uid)
         row.take_early(*single.first_token())
-        speculation = self._speculation(row)
+        speculation = self._speculation(row, single)
         self._decode_batches.join(uid, single, len(spec.model_ids), speculation)
         self._rows[uid] = row
         if row.choice == 0:
@@ -422,15 +423,19 @@ class BatchScheduler:
         row.job.hand_over()
         time.sleep(_HAND_OVER_S)
 
-    def _speculation(self, row: ChoiceRow) -> RowSpeculation | None:
-        spec = row.job.spec
+    def _speculation(
+        self, row: ChoiceRow, single: SpeculatingBatch
+    ) -> RowSpeculation | None:
+        spec, batches = row.job.spec, self._decode_batches
         if spec.sources is None:
             return None
+        draft, read = batches.draft_model, spec.prompt.read_ids
         speculation = RowSpeculation(
-            LookupDrafter(spec.sources, spec.prompt.read_ids),
-            self._decode_batches.prices,
+            LookupDrafter(spec.sources, read),
+            batches.prices,
             self._model.syntax.opener_ids,
             row.constrained,
+            None if draft is None else draft.drafter(read, single.samplers[0]),
         )
         row.job.draft_counts = speculation.counts
         return speculation

@@ -182,7 +182,7 @@ class TextEngine:
 
     def drafts(self, prompt: ModelPrompt, n: int) -> bool:
         """Whether the answers to a prompt may be drafted."""
-        is_wanted = self._config.speculation == "auto" and self.is_allowed("verify")
+        is_wanted = self._config.speculation != "off" and self.is_allowed("verify")
         return is_wanted and n == 1 and not prompt.images
 
     def _predicted(self, options: GenerationOptions) -> Iterable[list[int]]:

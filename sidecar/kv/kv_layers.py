@@ -128,6 +128,11 @@ def view(arrays: Leaves, start: int, end: int) -> Leaves:
     return [a[..., start:end, :] for a in arrays]
 
 
+def is_attention_planned() -> bool:
+    """Whether attention is planned anew for each length of the keys: on CUDA."""
+    return mx.default_device() != mx.cpu and not mx.metal.is_available()
+
+
 def buffer_length(num_tokens: int) -> int:
     """
     The length of a buffer that holds so many tokens and has to grow later.

@@ -205,6 +205,7 @@ def _wished(
         pinned=is_pinned if wish.pinned is None else wish.pinned,
         ttl_s=wish.ttl_seconds,
         syntax=wish.syntax,
+        draft_model=wish.draft_model,
     )
 
 

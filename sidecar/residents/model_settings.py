@@ -25,7 +25,8 @@ class ModelSettings:
 
     Args:
         ttl_seconds: idle seconds after which it leaves; 0: never.
-        alias: one more name. family, tool_parser, reasoning_parser: of its output, see
+        alias: one more name. draft_model: in place of DRAFT_MODEL, from its next load
+            on; "": none. family, tool_parser, reasoning_parser: of its output, see
             SyntaxSettings; they hold from its next load on.
     """
 
@@ -35,6 +36,7 @@ class ModelSettings:
     family: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    draft_model: str | None = None
 
     @property
     def syntax(self) -> SyntaxSettings:
@@ -51,6 +53,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "family": (str,),
     "tool_parser": (str,),
     "reasoning_parser": (str,),
+    "draft_model": (str,),
 }
 
 

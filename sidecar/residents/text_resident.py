@@ -48,6 +48,7 @@ from sidecar.output.written_calls import writer_of
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk
+from sidecar.residents.draft_models import with_draft
 from sidecar.residents.kept_memories import KeptModel
 from sidecar.residents.model_state import ModelSpec, Tell
 from sidecar.residents.ocr import ocr_prompt
@@ -82,6 +83,7 @@ class TextLoader:
         source = self._find(spec)
         tell("weights_loading")
         model = self._read(source, spec, tell)
+        model = with_draft(model, spec, self._config, shared)
         shared.gpu.call(shared.process.sample)  # which sees the weights from here on
         tell("adapter_init")
         kept = self._memory_of(model)

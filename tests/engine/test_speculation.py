@@ -246,7 +246,7 @@ def test_the_tokens_are_those_of_plain_steps(
     served: Served, seed: int, monkeypatch: pytest.MonkeyPatch, *, is_padded: bool
 ) -> None:
     """Also with the buffers' whole length attended to, as on CUDA."""
-    monkeypatch.setattr(speculating_batch, "needs_padding", lambda: is_padded)
+    monkeypatch.setattr(speculating_batch, "is_attention_planned", lambda: is_padded)
     check_tokens(served.engine, seed)
 
 
@@ -263,7 +263,9 @@ def test_ten_thousand_answers(
     """Of four architectures: three of four alone, one beside another."""
     for seed in range(1000 + 125 * part, 1000 + 125 * (part + 1)):
         is_padded = bool(seed % 2)
-        monkeypatch.setattr(speculating_batch, "needs_padding", lambda on=is_padded: on)
+        monkeypatch.setattr(
+            speculating_batch, "is_attention_planned", lambda on=is_padded: on
+        )
         try:
             if seed % 4:
                 check_tokens(served.engine, seed)

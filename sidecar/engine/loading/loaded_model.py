@@ -35,6 +35,8 @@ class LoadedModel:
         vision_encoder: None if it takes no images.
         no_vision_reason: why it does not although it was made to; "": it was not.
         adapters: what its rows may be read with besides.
+        draft: a small model that drafts its answers (DRAFT_MODEL), whose weights
+            `num_bytes` counts as well.
     """
 
     name: str
@@ -53,6 +55,7 @@ class LoadedModel:
     vision_encoder: VisionEncoder | None = None
     no_vision_reason: str = ""
     adapters: AdapterBank = field(default_factory=AdapterBank)
+    draft: "LoadedModel | None" = None
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""
@@ -85,3 +88,5 @@ class LoadedModel:
     def release(self) -> None:
         """Let the weights go, whoever still holds the model; GPU thread only."""
         let_go(self.model)
+        if self.draft is not None:
+            self.draft.release()

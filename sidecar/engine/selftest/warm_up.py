@@ -22,7 +22,7 @@ from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.engine.selftest.attention_plans import plan_attention
 from sidecar.kv import kv_layers
-from sidecar.kv.kv_layers import release_freed_memory
+from sidecar.kv.kv_layers import is_attention_planned, release_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def warm_up(model: LoadedModel) -> Generator[None, None, None]:
     started = time.monotonic()
     try:
         yield from decode_in_every_way(model)
-        if not mx.metal.is_available():
+        if is_attention_planned():
             yield from plan_attention(model)
     except Exception as error:
         # Some models cannot be batched: the self-test finds that out and keeps to it.

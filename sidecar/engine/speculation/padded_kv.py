@@ -17,11 +17,12 @@ from sidecar.engine.speculation.draft_length import LENGTHS
 from sidecar.kv.kv_layers import KVLayers, make_room
 
 _STEP = 1024
+LONGEST_RUN = LENGTHS[-1] + 1  # a drawn token, and what is drafted behind it
 
 
 def filled(run: list[int]) -> list[int]:
     """A run with its last token again and again, as long as the longest."""
-    return [*run, *[run[-1]] * (LENGTHS[-1] + 1 - len(run))]
+    return [*run, *[run[-1]] * (LONGEST_RUN - len(run))]
 
 
 def padded(cache: KVLayers, num_tokens: int) -> KVLayers:

@@ -1,15 +1,16 @@
 """What one answer is speculated with: its drafters, and how far each is believed."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
 from sidecar.engine.constrained_row import ConstrainedRow
 from sidecar.engine.speculation.draft_length import LENGTHS, DraftLength, DraftPrices
+from sidecar.engine.speculation.draft_model import ModelDrafter
 from sidecar.engine.speculation.lookup_drafter import LookupDrafter
 
-DrafterName = Literal["forced", "lookup"]
+DrafterName = Literal["forced", "lookup", "model"]
 
 
 @dataclass(slots=True)
@@ -23,10 +24,16 @@ class DraftCount:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What may come next: the token that is drawn already, then at least two more."""
+    """
+    What may come next: the token that is drawn already, then at least two more.
+
+    Args:
+        drafted_s: seconds that the device took for it.
+    """
 
     ids: list[int]
     drafter: DrafterName
+    drafted_s: float = 0.0
 
     @property
     def num_drafted(self) -> int:
@@ -41,6 +48,7 @@ class RowSpeculation:
     Args:
         call_ids: tokens that begin a call: within one the place in a source is kept.
         constrained: what the answer is held to; None: nothing.
+        model: the drafter with a model of its own; None: there is none.
     """
 
     def __init__(
@@ -49,14 +57,18 @@ class RowSpeculation:
         prices: DraftPrices,
         call_ids: Collection[int],
         constrained: ConstrainedRow | None = None,
+        model: ModelDrafter | None = None,
     ) -> None:
-        self._lookup, self._constrained = lookup, constrained
+        self._lookup, self._constrained, self._model = lookup, constrained, model
         self._call_ids = call_ids
-        self._lengths: Mapping[DrafterName, DraftLength] = MappingProxyType(
-            {"forced": DraftLength(prices), "lookup": DraftLength(prices)}
-        )
+        self._lengths: dict[DrafterName, DraftLength] = {
+            "forced": DraftLength(prices),
+            "lookup": DraftLength(prices),
+        }
+        if model is not None:
+            self._lengths["model"] = DraftLength(model.prices)
         self.counts: Mapping[DrafterName, DraftCount] = MappingProxyType(
-            {"forced": DraftCount(), "lookup": DraftCount()}
+            {name: DraftCount() for name in self._lengths}
         )
 
     def take(self, token: int) -> None:
@@ -64,17 +76,27 @@ class RowSpeculation:
         if token in self._call_ids:
             self._lookup.is_in_call = True
         self._lookup.take(token)
+        if self._model is not None:
+            self._model.take(token)
 
-    def draft(self) -> Proposal | None:
-        """The first drafter's that has something; None: nothing is known."""
+    def draft(self, drawn: Callable[[], int]) -> Proposal | None:
+        """
+        The first drafter's that has something; None: nothing is known.
+
+        Args:
+            drawn: waits for the next token, which is drawn already.
+        """
         constrained = self._constrained
-        if constrained is None:
-            return self._drafted("lookup", self._lookup.propose)
-        if not constrained.may_go_ahead:
-            return None
-        return self._drafted("forced", lambda most: constrained.forced()) or (
-            self._drafted("lookup", self._lookup.propose)
-        )
+        found: Proposal | None = None
+        if constrained is not None:
+            if not constrained.may_go_ahead:
+                return None
+            found = self._drafted("forced", lambda most: constrained.forced())
+        found = found or self._drafted("lookup", self._lookup.propose)
+        if found is None and (model := self._model) is not None:
+            found = self._drafted("model", lambda most: model.propose(drawn(), most))
+            return found and replace(found, drafted_s=model.drafted_s)
+        return found
 
     def note(self, draft: Proposal, num_accepted: int) -> None:
         """So many tokens of a draft were said."""

@@ -19,6 +19,7 @@ from sidecar.engine.decode_batch import DecodeBatch, likeliest, read
 from sidecar.engine.sampling import Drawing, RowSampler
 from sidecar.engine.speculation import padded_kv
 from sidecar.kv.kv_layers import (
+    is_attention_planned,
     is_sliceable,
     restore_checkpoint,
     take_checkpoint,
@@ -34,6 +35,10 @@ class SpeculatingBatch(DecodeBatch):
         """Whether a draft can be tried: for one row that is alone, without images."""
         is_alone = self._is_plain and len(self.uids) == 1
         return is_alone and not (self._shifts or self._unfed)
+
+    def drawn(self) -> int:
+        """The only row's next token, which is drawn already; waits for it."""
+        return cast(int, self._next_tokens.item())
 
     def speculate(self, draft: Sequence[int]) -> list[Any]:
         """
@@ -89,7 +94,7 @@ class SpeculatingBatch(DecodeBatch):
         cache, fed, saved = self.prompt_cache, run, None
         if not is_sliceable(cache):
             saved = take_checkpoint(cache)
-        elif needs_padding():
+        elif is_attention_planned():
             fed = padded_kv.filled(run)
             cache = padded_kv.padded(cache, len(fed))
         logits = self._forward(mx.array([fed]), cache)[0, : len(run)]
@@ -143,8 +148,3 @@ def num_equal(expected: Sequence[int], found: Sequence[int]) -> int:
     pairs = zip(expected, found, strict=False)
     most = min(len(expected), len(found))
     return next((n for n, (a, b) in enumerate(pairs) if a != b), most)
-
-
-def needs_padding() -> bool:
-    """Whether attention is planned for each length (padded_kv): on CUDA."""
-    return mx.default_device() != mx.cpu and not mx.metal.is_available()

@@ -1,0 +1,179 @@
+"""Answers that a small model drafts are those of plain steps, whatever it drafts."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from sidecar.app import App
+from sidecar.config.settings import load_config
+from sidecar.config.sources import ConfigError
+from sidecar.core.prompt import ModelIds
+from sidecar.engine import source_maker
+from sidecar.engine.speculation import draft_model, padded_kv
+from sidecar.engine.text_engine import TextEngine
+from sidecar.residents.draft_models import check_draft_settings
+from testkit.jobs import by_hand, finish, leased_engine, random_ids, run, submit
+from testkit.servers import running_sidecar
+from testkit.tiny_models import make_model
+from tests.engine.test_speculation import plain, some_case
+
+NO_FILE = Path("no-such-file")
+ModelFolder = Callable[[str], Path]
+
+
+@contextmanager
+def served(large: Path, draft: Path, **more: str) -> Iterator[tuple[App, TextEngine]]:
+    """A sidecar whose calls of several tokens cost what one costs."""
+    settings = {
+        "MODEL_PATH": str(large),
+        "DRAFT_MODEL": str(draft),
+        "SPECULATION": "draft",
+        "CACHE_SELFTEST": "off",
+        **more,
+    }
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        small = engine._loop._decode_batches.draft_model
+        assert small is not None
+        small.prices.of = lambda length: 1.0  # type: ignore[method-assign]
+        engine._source_maker.add = source_maker._fill  # type: ignore[method-assign]
+        yield app, engine
+
+
+@pytest.fixture(scope="module", params=["dense", "hybrid", "sliding"])
+def alike(
+    request: pytest.FixtureRequest, model_folder: ModelFolder
+) -> Iterator[tuple[App, TextEngine]]:
+    """Drafted for by the dense model; a dense one by itself."""
+    with served(model_folder(request.param), model_folder("dense")) as found:
+        yield found
+
+
+def accepted(job: Any) -> int:
+    """Tokens of the small model's drafts that were said."""
+    return int(job.draft_counts["model"].accepted)
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_tokens_are_those_of_plain_steps(
+    alike: tuple[App, TextEngine],
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_padded: bool,
+) -> None:
+    """Greedy, sampled, with penalties, filters, grammars and stop strings."""
+    monkeypatch.setattr(draft_model, "is_attention_planned", lambda: is_padded)
+    _, engine = alike
+    case = some_case(engine, seed)
+    (said,) = plain(engine, case.ids, case.count, **case.options).choices
+    engine.clear()
+    (one,) = run(engine, case.ids, case.count, **case.options).choices
+    assert (one.ids, one.text, one.reason) == (said.ids, said.text, said.reason)
+    longer = ModelIds((*case.ids, *said.ids, *random_ids(seed + 1, 5)))
+    again = run(engine, longer, 8).choices[0].ids
+    assert again == plain(engine, longer, 8).choices[0].ids
+    assert engine.store.check_integrity() == []
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_model_that_drafts_for_itself_is_always_right(
+    model_folder: ModelFolder, temperature: float
+) -> None:
+    """It draws with the row's own keys; each call says all that it drafted."""
+    folder = model_folder("dense")
+    with served(folder, folder) as (_, engine):
+        for seed in range(3):
+            ids = random_ids(seed, 50)
+            job = submit(engine, ids, 60, temperature=temperature, seed=seed)
+            (said,) = finish(engine, job).choices
+            count = job.draft_counts["model"]
+            assert len(said.ids) > 20
+            assert count.accepted > len(said.ids) // 2
+            assert count.drafted - count.accepted < 16  # of the last call, cut off
+
+
+def test_two_rows_in_turns_and_a_long_one(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds is one row's end: it begins anew with the other's."""
+    monkeypatch.setattr(draft_model, "_READ", 16)
+    monkeypatch.setattr(draft_model, "_MOST_HELD", 40)
+    folder = model_folder("dense")
+    with served(folder, folder) as (app, engine):
+        first, second = random_ids(1, 90), random_ids(2, 30)
+        alone = [plain(engine, ids, 80).choices[0].ids for ids in (first, second)]
+        engine.clear()
+        with by_hand(app, engine) as step:
+            jobs = [submit(engine, first, 80)]
+            step(4)
+            jobs.append(submit(engine, second, 80))
+            step(6)
+        found = [finish(engine, job).choices[0].ids for job in jobs]
+        assert found == alone
+        small = engine._loop._decode_batches.draft_model
+        assert small is not None
+        assert len(small._held) <= 40 + padded_kv.LONGEST_RUN
+
+
+def test_an_id_beyond_its_rows_is_not_read(model_folder: ModelFolder) -> None:
+    folder = model_folder("dense")
+    with served(folder, folder) as (_, engine):
+        small = engine._loop._decode_batches.draft_model
+        assert small is not None
+        drafter = small.drafter([5, small._model.vocab_size, 7], mx.argmax)
+        assert drafter.propose(3, 5) == []
+
+
+def test_another_vocabulary_is_refused(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """At load, with the number of tokens that differ."""
+    other = make_model(tmp_path / "other", "dense")
+    file = other / "tokenizer.json"
+    text = file.read_text("utf-8").replace("<|im_end|>", "<|im_stop|>")
+    file.write_text(text, "utf-8")
+    words = r"DRAFT_MODEL other .* differ in 2 tokens"
+    with (
+        pytest.raises(Exception, match=words),
+        served(model_folder("dense"), other),
+    ):
+        pass
+
+
+def test_a_model_that_cannot_be_cut_is_refused(model_folder: ModelFolder) -> None:
+    with (
+        pytest.raises(Exception, match="its KV cannot be cut back"),
+        served(model_folder("dense"), model_folder("hybrid")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"SPECULATION": "auto", "DRAFT_MODEL": "a/b"}, "SPECULATION=draft only"),
+        ({"DRAFT_MODEL": "a/b"}, "SPECULATION=draft only"),
+        ({"SPECULATION": "draft"}, "needs DRAFT_MODEL"),
+        ({"SPECULATION": "draft", "DRAFT_MODEL": "a/b"}, None),
+        ({"SPECULATION": "off", "DRAFT_MODEL": "a/b"}, None),
+        ({}, None),
+    ],
+)
+def test_one_setting_without_the_other_is_refused(
+    settings: dict[str, str], words: str | None, tmp_path: Path
+) -> None:
+    own = tmp_path / "model-settings.json"
+    config = load_config({**settings, "MODEL_SETTINGS_PATH": str(own)}, NO_FILE, {})
+    if words is None:
+        check_draft_settings(config)
+        return
+    with pytest.raises(ConfigError, match=words):
+        check_draft_settings(config)
+    if "DRAFT_MODEL" not in settings:
+        own.write_text('{"models": {"one": {"draft_model": "a/b"}}}')
+        check_draft_settings(config)
