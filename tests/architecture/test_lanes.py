@@ -27,9 +27,11 @@ def test_each_line_names_what_is_there() -> None:
     """A test that was renamed would come back into the fast lane unseen."""
     found = collected("-m", "not slow and not model")
     for lane in reversed(LANES):
-        for pattern in patterns_of(lane):
+        patterns = patterns_of(lane)
+        for pattern in patterns:
             assert any(map(matching([pattern]).match, found)), (lane, pattern)
-        found = {name for name in found if not matching(patterns_of(lane)).match(name)}
+        of_lane = matching(patterns)
+        found = {name for name in found if not of_lane.match(name)}
 
 
 def test_workers_choose_as_one_process_does() -> None:
