@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from sidecar.engine.loading.loaded_model import LoadedModel
-from sidecar.engine.memory_model import MemoryModel
+from sidecar.engine.memory_model import SEGMENT, MemoryModel
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import KVLayers, release_freed_memory
 from sidecar.kv.quantization import KVQuantization
@@ -117,9 +117,9 @@ def _fit(
     prober = _Prober(model, quantization)
     first = prober.compute(_FIRST)
     yield
-    chunk = prober.compute(_CHUNK)
-    yield
     windows = [_window(atom) for atom in kv_layers.atoms(prober.cache)]
+    chunk = _segment(prober) if None in windows else prober.compute(_CHUNK)
+    yield
     if quantization is None and None in windows:  # what else there is may grow
         growing, fixed = lazy_kv_sizes(model.new_cache, model.forward)
     else:
@@ -127,7 +127,7 @@ def _fit(
     buffers = len(kv_layers.arrays_of(prober.cache))
     deep = _at_large_depth(model, prober, growing) if growing else None
     per_pair = _slope(chunk, deep) if deep else _slope(first, chunk)
-    per_token = max(first.cost / _FIRST, chunk.cost / _CHUNK)
+    per_token = max(first.cost / _FIRST, chunk.cost / chunk.num_tokens)
     per_square = _excess(first, chunk) if None in windows else 0.0
     if not growing:  # a chunk's tokens meet the window and each other, and no more
         window = max(size or 0 for size in windows)
@@ -145,7 +145,18 @@ def _fit(
         growing_share=share,
         per_square=per_square,
     )
-    return fitted, chunk.seconds / _CHUNK
+    return fitted, chunk.seconds / chunk.num_tokens
+
+
+def _segment(prober: _Prober) -> _Computed:
+    """
+    The dearer of two chunks as long as recurrent layers take at a time.
+
+    What such a chunk takes hangs on how far the device is behind the host: on a busy
+    CPU a shorter one showed less than half of what a whole one took.
+    """
+    found = [prober.compute(SEGMENT) for _ in range(2)]
+    return max(found, key=lambda computed: computed.cost)
 
 
 def _at_large_depth(

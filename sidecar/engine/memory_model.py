@@ -16,7 +16,7 @@ from sidecar.engine.process_memory import NOTHING, Demand, ProcessMemory
 from sidecar.kv.kv_layers import ROOM_STEP, buffer_length
 
 _SMALLEST_CHUNK = 64
-_SEGMENT = 256  # tokens that a recurrent layer takes at a time (mlx-lm's ssm_attn)
+SEGMENT = 256  # tokens that a recurrent layer takes at a time (mlx-lm's ssm_attn)
 _LEAST_GROWING = 512 << 20  # bytes: buffers that are small are in flight all at once
 _SAFETY = 1.1
 
@@ -54,7 +54,7 @@ class MemoryModel:
     def peak_bytes(self, depth: int, chunk_len: int) -> int:
         """Highest use, beyond what is held, of a chunk that ends at `depth`."""
         own = self.per_token * chunk_len + self.per_pair * chunk_len * depth
-        own += self.per_square * chunk_len * min(chunk_len, _SEGMENT)
+        own += self.per_square * chunk_len * min(chunk_len, SEGMENT)
         held = self.kv_bytes(depth)
         growth = min(held, max(self.growing_share * held, _LEAST_GROWING))
         return int(_SAFETY * (own + growth + self.kv_per_token * chunk_len))
