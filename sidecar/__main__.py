@@ -177,7 +177,9 @@ def _end_now(code: int) -> NoReturn:
 
 def _with_place(fault: str, path: str | None) -> str:
     """Errors on the wire hold no path; here it is what the person wrote."""
-    return f"{fault} (MODEL_PATH={path})" if path and path not in fault else fault
+    if not path or path in fault or "DRAFT_MODEL" in fault:
+        return fault
+    return f"{fault} (MODEL_PATH={path})"
 
 
 def _tell(line: str) -> None:

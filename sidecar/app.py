@@ -414,7 +414,9 @@ def read_catalog(config: Config) -> Catalog:
     """
     wishes = read_settings(settings_file(config))
     model = with_default_model(config).model
-    return find_catalog(model, wishes.models, config.engine.max_kv_size)
+    engine = config.engine
+    has_drafts = engine.speculation == "draft"
+    return find_catalog(model, wishes.models, engine.max_kv_size, has_drafts=has_drafts)
 
 
 def open_image_intake(config: ImageConfig) -> "ImageIntake":

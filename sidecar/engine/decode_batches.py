@@ -186,7 +186,7 @@ class DecodeBatches:
                 speculation.take(response.token)
             if response.finish_reason is not None:
                 del self._lengths[response.uid]
-                self._speculating.pop(response.uid, None)
+                self._end_speculation(response.uid)
         self._batches.append(self._batches.pop(0))
         self._drop_empty()
         return responses
@@ -259,7 +259,16 @@ class DecodeBatches:
 
     def _forget(self, uid: int) -> None:
         self._lengths.pop(uid, None)
-        self._speculating.pop(uid, None)
+        self._end_speculation(uid)
+
+    def _end_speculation(self, uid: int) -> None:
+        if speculation := self._speculating.pop(uid, None):
+            speculation.end()
+
+    def unsay(self, uid: int, num_tokens: int) -> None:
+        """Of a sequence's last draft so many tokens were said in vain: it had ended."""
+        if speculation := self._speculating.get(uid):
+            speculation.unsay(num_tokens)
 
     def _padding(self, batch: SpeculatingBatch, length: int) -> int:
         """Tokens of padding in a batch once a row of `length` has joined."""

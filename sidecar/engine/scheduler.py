@@ -8,7 +8,7 @@ joins mlx-lm's GenerationBatch, which decodes all of them in one forward pass.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -443,21 +443,31 @@ class BatchScheduler:
     def _decode(self) -> None:
         # A run is longer than a step, and a prompt may begin between two steps only.
         is_awaited = bool(self.prefills) and self._free_rows() > 0
-        for response in self._decode_batches.next(may_draft=not is_awaited):
+        responses = self._decode_batches.next(may_draft=not is_awaited)
+        for place, response in enumerate(responses):
             if row := self._rows.get(response.uid):  # else its job failed just now
-                self._take(response.uid, row, response)
+                self._take(response.uid, row, response, responses[place + 1 :])
         self._num_steps += 1
         if not self._num_steps % _STEPS_BETWEEN_CLEARS:
             self._decode_batches.settle()
 
-    def _take(self, uid: int, row: ChoiceRow, response: Any) -> None:
-        """A row's next token; a failure there is its own job's."""
+    def _take(
+        self, uid: int, row: ChoiceRow, response: Any, later: Collection[Any]
+    ) -> None:
+        """
+        A row's next token; a failure there is its own job's.
+
+        Args:
+            later: what else this step said, of any row.
+        """
         try:
             row.take(response.token, response.logprobs)
             if response.finish_reason is not None:
                 self._finish(row, response.finish_reason, response.prompt_cache)
                 del self._rows[uid]
             elif row.stop_string is not None:
+                behind = sum(other.uid == uid for other in later)
+                self._decode_batches.unsay(uid, behind)
                 self._finish(row, "stop", self._decode_batches.extract(uid))
                 self._remove_rows([uid])
         except UnsupportedSchema as error:  # its form's fault: the KV is sound

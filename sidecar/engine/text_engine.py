@@ -298,7 +298,9 @@ class TextEngine:
 
     def _let_go(self) -> int:
         self.store.budget.released.let_go()
-        return let_go_measured(self.model.model)
+        draft = self.model.draft
+        freed = let_go_measured(draft.model) if draft is not None else 0
+        return freed + let_go_measured(self.model.model)
 
     def _admit(
         self, prompt: ModelPrompt, sampling: Sampling, options: GenerationOptions

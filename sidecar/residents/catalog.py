@@ -8,12 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sidecar.config.settings import ModelConfig
+from sidecar.config.values import BUILTIN
 from sidecar.core.errors import ModelNotFound
 from sidecar.engine.loading import model_place
-from sidecar.residents.detection import loader_of
+from sidecar.residents.detection import TEXT_KINDS, loader_of
 from sidecar.residents.discovery import HUB, DiscoveredModel, discover, kind_at
 from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
-from sidecar.residents.model_state import ModelSpec
+from sidecar.residents.model_state import ModelSpec, draft_place
 
 _MAX_NAME_CHARS = 200
 _MAX_CLOSE = 10
@@ -76,7 +77,11 @@ class Catalog:
 
 
 def find_catalog(
-    config: ModelConfig, wishes: Mapping[str, ModelSettings], max_context: int
+    config: ModelConfig,
+    wishes: Mapping[str, ModelSettings],
+    max_context: int,
+    *,
+    has_drafts: bool = False,
 ) -> Catalog:
     """
     Look for models, and put the default one first.
@@ -84,6 +89,7 @@ def find_catalog(
     Args:
         wishes: by name, what the settings file asks for.
         max_context: tokens that are served, whatever a model was made for.
+        has_drafts: whether draft models are loaded as well (SPECULATION=draft).
     """
     found = discover((HUB,) if config.places is None else config.places)
     default, own = _default(config, found)
@@ -94,6 +100,8 @@ def find_catalog(
             specs.append(spec)
             taken |= {spec.id, *spec.aliases}
     settled = [_wished(spec, config, wishes, taken) for spec in specs]
+    if has_drafts:
+        settled = [_with_draft_size(spec, config.draft_model) for spec in settled]
     aliases = {spec.id: spec.aliases for spec in settled}
     names = Names(default.id, aliases, config.aliases)
     return Catalog(
@@ -207,6 +215,15 @@ def _wished(
         syntax=wish.syntax,
         draft_model=wish.draft_model,
     )
+
+
+def _with_draft_size(spec: ModelSpec, default: str | None) -> ModelSpec:
+    """What a load of it takes, as far as that is known."""
+    place = draft_place(spec, default)
+    if place is None or spec.kind not in TEXT_KINDS:
+        return spec
+    draft_bytes = model_place.size_of(None if place in BUILTIN else place)
+    return replace(spec, size_bytes=spec.size_bytes + draft_bytes)
 
 
 def _is_allowed(spec: ModelSpec, allowed: Iterable[str]) -> bool:

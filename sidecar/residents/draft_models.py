@@ -1,19 +1,27 @@
 """Loads the small model that drafts for a large one, and sees that it can."""
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from sidecar.config.settings import Config
 from sidecar.config.sources import ConfigError
+from sidecar.config.values import BUILTIN
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.loading.checkpoint_files import MemoryLimit, memory_limit
+from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.loading.checkpoint_files import memory_limit
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import finish, read_model
+from sidecar.engine.loading.model_place import ModelSource
 from sidecar.engine.loading.model_source import find_model
 from sidecar.kv.kv_layers import is_sliceable
 from sidecar.residents.model_settings import read_settings, settings_file
-from sidecar.residents.model_state import ModelSpec
+from sidecar.residents.model_state import ModelSpec, draft_place
 from sidecar.residents.shared import Shared
+
+logger = logging.getLogger(__name__)
 
 
 def check_draft_settings(config: Config) -> None:
@@ -37,43 +45,67 @@ def check_draft_settings(config: Config) -> None:
             )
 
 
+def find_draft(spec: ModelSpec, config: Config, shared: Shared) -> ModelSource | None:
+    """
+    The model that is to draft for another one; None: none is. Not on the GPU thread.
+
+    Raises:
+        ModelLoadFailed: its files are not there or cannot be used.
+    """
+    place = draft_place(spec, config.model.draft_model)
+    if place is None or config.engine.speculation == "off":
+        return None
+    if config.engine.speculation != "draft":
+        logger.warning(
+            "model=%s has a draft_model, which SPECULATION=draft alone uses", spec.id
+        )
+        return None
+    limit = memory_limit(shared.process.limit_bytes, config.engine.max_model_bytes)
+    with _naming_the_draft(spec):
+        return find_model(None if place in BUILTIN else place, shared.download, limit)
+
+
 def with_draft(
-    large: LoadedModel, spec: ModelSpec, config: Config, shared: Shared
+    large: LoadedModel,
+    source: ModelSource,
+    spec: ModelSpec,
+    config: Config,
+    gpu: GpuThread,
 ) -> LoadedModel:
     """
-    A model with the one that drafts for it, if one is set; not on the GPU thread.
+    A model with the one that drafts for it; not on the GPU thread.
 
     A model that cannot have the one that is set is released.
 
     Raises:
         ModelLoadFailed: that one cannot be loaded, or cannot draft for it.
     """
-    place = config.model.draft_model if spec.draft_model is None else spec.draft_model
-    if config.engine.speculation != "draft" or not place:
-        return large
     try:
-        draft = _read(place, _left(config, shared, large), config, shared)
+        with _naming_the_draft(spec):
+            draft = _read(source, config, gpu)
         try:
             _check(draft, large)
         except BaseException:
-            shared.gpu.call(draft.release)
+            gpu.call(draft.release)
             raise
     except BaseException:
-        shared.gpu.call(large.release)
+        gpu.call(large.release)
         raise
-    return replace(large, draft=draft, num_bytes=large.num_bytes + draft.num_bytes)
+    return replace(large, draft=draft)
 
 
-def _left(config: Config, shared: Shared, large: LoadedModel) -> MemoryLimit | None:
-    """What the large model leaves."""
-    limit = memory_limit(shared.process.limit_bytes, config.engine.max_model_bytes)
-    return limit and replace(limit, num_bytes=limit.num_bytes - large.num_bytes)
+@contextlib.contextmanager
+def _naming_the_draft(spec: ModelSpec) -> Iterator[None]:
+    """A fault of the small model is not taken for the large one's."""
+    try:
+        yield
+    except ModelLoadFailed as error:
+        raise ModelLoadFailed(
+            f"the model that drafts for {spec.id} (DRAFT_MODEL): {error.message}"
+        ) from error
 
 
-def _read(
-    place: str, limit: MemoryLimit | None, config: Config, shared: Shared
-) -> LoadedModel:
-    source, gpu = find_model(place, shared.download, limit), shared.gpu
+def _read(source: ModelSource, config: Config, gpu: GpuThread) -> LoadedModel:
     steps = read_model(source, trust=config.model.trust_remote_code)
     draft = gpu.call_in_steps(steps)
     try:

@@ -57,6 +57,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
+_WORDS = {bool: "true or false", int: "a number", float: "a number", str: "text"}
+
+
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
     """All of the file."""
@@ -153,7 +156,7 @@ def check_setting(name: str, value: object) -> None:
     """
     is_flag = isinstance(value, bool) and name != "pinned"
     if is_flag or not isinstance(value, _TYPES[name]):
-        words = " or ".join(kind.__name__ for kind in _TYPES[name])
+        words = " or ".join(dict.fromkeys(_WORDS[kind] for kind in _TYPES[name]))
         raise ValueError(f"{name} must be {words}")
     if isinstance(value, str) and name in NAMES and value not in NAMES[name]:
         raise ValueError(f"{name} must be one of {', '.join(NAMES[name])}")

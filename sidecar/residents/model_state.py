@@ -52,6 +52,17 @@ class ModelSpec:
     fault: str | None = None
 
 
+def draft_place(spec: ModelSpec, default: str | None) -> str | None:
+    """
+    Where the model that drafts for one is found; None: it has none.
+
+    Args:
+        default: DRAFT_MODEL.
+    """
+    place = default if spec.draft_model is None else spec.draft_model
+    return os.path.expanduser(place) if place else None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelView:
     """

@@ -92,7 +92,7 @@ class Resident:
     @property
     def num_bytes(self) -> int:
         """Bytes of its weights."""
-        return self.engine.model.num_bytes
+        return self.engine.model.all_bytes
 
     @property
     def max_context(self) -> int:

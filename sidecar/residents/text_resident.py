@@ -48,7 +48,7 @@ from sidecar.output.written_calls import writer_of
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk
-from sidecar.residents.draft_models import with_draft
+from sidecar.residents.draft_models import find_draft, with_draft
 from sidecar.residents.kept_memories import KeptModel
 from sidecar.residents.model_state import ModelSpec, Tell
 from sidecar.residents.ocr import ocr_prompt
@@ -82,8 +82,10 @@ class TextLoader:
         tell("download_progress")
         source = self._find(spec)
         tell("weights_loading")
+        draft = find_draft(spec, self._config, shared)
         model = self._read(source, spec, tell)
-        model = with_draft(model, spec, self._config, shared)
+        if draft is not None:
+            model = with_draft(model, draft, spec, self._config, shared.gpu)
         shared.gpu.call(shared.process.sample)  # which sees the weights from here on
         tell("adapter_init")
         kept = self._memory_of(model)
@@ -102,7 +104,7 @@ class TextLoader:
         except BaseException:
             self._give_up(model, engine, kept)
             raise
-        shared.note_loaded(model.name, model.num_bytes, started)
+        shared.note_loaded(model.name, model.all_bytes, started)
         logger.info("ready to reuse %s", resident.start_line())
         return resident
 

@@ -28,7 +28,7 @@ from sidecar.service.probe_step import ProbeStep, Steps
 PREFIX = "/admin/models/"
 PUBLIC_PREFIX = "/v1/models/"
 # The first two change at once, the others at the model's next load.
-_SETTINGS = ("pinned", "ttl_seconds", "tool_parser", "reasoning_parser")
+_SETTINGS = ("pinned", "ttl_seconds", "tool_parser", "reasoning_parser", "draft_model")
 _OF_CHATS = ("supports_function_calling", "supports_reasoning")
 _TRUE = ("1", "true", "yes")
 

@@ -1,5 +1,6 @@
 """Answers that a small model drafts are those of plain steps, whatever it drafts."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,13 +10,15 @@ import mlx.core as mx
 import pytest
 
 from sidecar.app import App
-from sidecar.config.settings import load_config
+from sidecar.config.settings import ModelConfig, load_config
 from sidecar.config.sources import ConfigError
 from sidecar.core.prompt import ModelIds
 from sidecar.engine import source_maker
 from sidecar.engine.speculation import draft_model, padded_kv
 from sidecar.engine.text_engine import TextEngine
+from sidecar.residents.catalog import find_catalog
 from sidecar.residents.draft_models import check_draft_settings
+from sidecar.residents.model_settings import ModelSettings
 from testkit.jobs import by_hand, finish, leased_engine, random_ids, run, submit
 from testkit.servers import running_sidecar
 from testkit.tiny_models import make_model
@@ -177,3 +180,78 @@ def test_one_setting_without_the_other_is_refused(
     if "DRAFT_MODEL" not in settings:
         own.write_text('{"models": {"one": {"draft_model": "a/b"}}}')
         check_draft_settings(config)
+
+
+def test_tokens_behind_a_stop_string_are_not_counted_as_said(
+    model_folder: ModelFolder,
+) -> None:
+    folder = model_folder("dense")
+    with served(folder, folder) as (_, engine):
+        for seed in range(6):
+            ids = random_ids(seed, 50)
+            job = submit(engine, ids, 60, temperature=0.9, seed=seed, stop=("e",))
+            (said,) = finish(engine, job).choices
+            assert job.draft_counts["model"].accepted < max(1, len(said.ids))
+
+
+def test_a_small_model_that_fails_is_done_without(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is the one that it would have been; the next one has drafts."""
+    folder, ids = model_folder("dense"), random_ids(3, 40)
+    with served(folder, folder) as (_, engine):
+        (said,) = plain(engine, ids, 40).choices
+
+        def fail(*_arguments: Any) -> list[int]:
+            raise RuntimeError("out of memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(draft_model.DraftModel, "go_on", fail)
+            assert run(engine, ids, 40).choices[0].ids == said.ids
+        engine.clear()
+        job = submit(engine, ids, 40)
+        assert finish(engine, job).choices[0].ids == said.ids
+        assert job.draft_counts["model"].accepted > 0
+
+
+def test_an_unload_gives_both_back(model_folder: ModelFolder) -> None:
+    """At once, with the KV that the small one held."""
+    folder = str(model_folder("dense"))
+    settings = {"MODEL_PATH": folder, "DRAFT_MODEL": folder, "SPECULATION": "draft"}
+    with running_sidecar(settings) as app:
+        with leased_engine(app) as engine:
+            run(engine, random_ids(3, 40), 40)
+            small = engine._loop._decode_batches.draft_model
+            assert small is not None
+            assert small._cache == []
+            weights = engine.model.all_bytes
+            assert weights == 2 * engine.model.num_bytes
+        began = time.monotonic()
+        freed = app.pool.unload("local", force=True)
+        assert freed >= weights
+        assert time.monotonic() - began < 9  # what does not come back is waited for
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_fault_of_the_small_model_names_it(
+    model_folder: ModelFolder, tmp_path: Path, *, is_there: bool
+) -> None:
+    if is_there:
+        (tmp_path / "none").mkdir()
+    with (
+        pytest.raises(Exception, match=r"drafts for openai/dense \(DRAFT_MODEL\): "),
+        served(model_folder("dense"), tmp_path / "none"),
+    ):
+        pass
+
+
+def test_what_a_load_takes_has_the_small_model_in_it(
+    model_folder: ModelFolder,
+) -> None:
+    folder = str(model_folder("dense"))
+    config = ModelConfig(path=folder, draft_model=folder, places=())
+    for wish, factor in ((None, 2), ("", 1)):
+        wishes = {"local": ModelSettings(draft_model=wish)}
+        (alone,) = find_catalog(config, wishes, 2048).specs
+        (both,) = find_catalog(config, wishes, 2048, has_drafts=True).specs
+        assert both.size_bytes == factor * alone.size_bytes > 0

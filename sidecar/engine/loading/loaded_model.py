@@ -35,8 +35,7 @@ class LoadedModel:
         vision_encoder: None if it takes no images.
         no_vision_reason: why it does not although it was made to; "": it was not.
         adapters: what its rows may be read with besides.
-        draft: a small model that drafts its answers (DRAFT_MODEL), whose weights
-            `num_bytes` counts as well.
+        draft: a small model that drafts its answers (DRAFT_MODEL).
     """
 
     name: str
@@ -56,6 +55,11 @@ class LoadedModel:
     no_vision_reason: str = ""
     adapters: AdapterBank = field(default_factory=AdapterBank)
     draft: "LoadedModel | None" = None
+
+    @property
+    def all_bytes(self) -> int:
+        """Of its weights, and its draft model's."""
+        return self.num_bytes + (self.draft.num_bytes if self.draft else 0)
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""

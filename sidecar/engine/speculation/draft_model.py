@@ -7,6 +7,7 @@ the whole prompt: it reads the last tokens, and holds KV for one row at a time. 
 with the row's own random keys: where both models think alike, both draw the same token.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -20,6 +21,8 @@ from sidecar.kv.kv_layers import KVLayers, evaluate, is_attention_planned, trim
 
 if TYPE_CHECKING:
     from sidecar.engine.loading.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
 
 _READ = 1024  # tokens of a row's end, when the model begins with it
 _MOST_HELD = 4096  # tokens; then it begins anew
@@ -57,6 +60,11 @@ class DraftModel:
         """Whether it has a row of its embedding for each token."""
         return max(ids, default=0) < self._model.vocab_size
 
+    def let_go(self, row: "ModelDrafter") -> None:
+        """Hold nothing of a row any more."""
+        if self._row is row:
+            self._row, self._held, self._cache = None, [], []
+
     def go_on(self, row: "ModelDrafter", ids: Sequence[int], count: int) -> list[int]:
         """So many tokens that may follow a row's, drawn as the row draws."""
         logits = self._logits_behind(row, ids)
@@ -86,7 +94,9 @@ class DraftModel:
 
     def _missing(self, row: "ModelDrafter", ids: Sequence[int]) -> int:
         """Go back to what the row has in common with what is held; what it lacks."""
-        if self._row is not row or len(ids) - self._first > _MOST_HELD:
+        is_long = len(ids) - self._first > _MOST_HELD
+        is_behind = len(ids) - self._first - len(self._held) > _READ
+        if self._row is not row or is_long or is_behind:
             self._row, self._first = row, max(0, len(ids) - _READ)
             self._held, self._cache = [], self._model.new_cache()
         wanted = ids[self._first : -1]
@@ -125,6 +135,7 @@ class ModelDrafter:
         self._draft, self.sampler = draft, sampler
         self.prices = draft.prices
         self._ids = list(last)
+        self._has_failed = False
         self.drafted_s = 0.0  # what the last draft took, without reading what was new
 
     def take(self, token: int) -> None:
@@ -142,13 +153,24 @@ class ModelDrafter:
             That one, then what the small model goes on with; empty: it cannot read it.
         """
         ids = [*self._ids, drawn]
-        if not self._draft.reads(ids):
+        if self._has_failed or not self._draft.reads(ids):
             return []
-        self._draft.prepare(self, ids)
-        started = time.perf_counter()
-        found = self._draft.go_on(self, ids, most - 1)
+        try:
+            self._draft.prepare(self, ids)
+            started = time.perf_counter()
+            found = self._draft.go_on(self, ids, most - 1)
+        except Exception:
+            # It is an aid: the answer goes on without it.
+            logger.warning("the draft model failed", exc_info=True)
+            self._has_failed = True
+            self.end()
+            return []
         self.drafted_s = time.perf_counter() - started
         return [drawn, *found]
+
+    def end(self) -> None:
+        """Have the small model hold nothing of the row."""
+        self._draft.let_go(self)
 
 
 def _num_same(held: Sequence[int], wanted: Sequence[int]) -> int:

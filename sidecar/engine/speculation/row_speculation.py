@@ -60,7 +60,7 @@ class RowSpeculation:
         model: ModelDrafter | None = None,
     ) -> None:
         self._lookup, self._constrained, self._model = lookup, constrained, model
-        self._call_ids = call_ids
+        self._call_ids, self._last = call_ids, DraftCount()
         self._lengths: dict[DrafterName, DraftLength] = {
             "forced": DraftLength(prices),
             "lookup": DraftLength(prices),
@@ -101,10 +101,19 @@ class RowSpeculation:
     def note(self, draft: Proposal, num_accepted: int) -> None:
         """So many tokens of a draft were said."""
         self._lengths[draft.drafter].note(draft.num_drafted, num_accepted)
-        count = self.counts[draft.drafter]
+        count = self._last = self.counts[draft.drafter]
         count.calls += 1
         count.drafted += draft.num_drafted
         count.accepted += num_accepted
+
+    def unsay(self, num_tokens: int) -> None:
+        """So many of the last draft's tokens stood behind the answer's end."""
+        self._last.accepted = max(0, self._last.accepted - num_tokens)
+
+    def end(self) -> None:
+        """Hold nothing for the row any more."""
+        if self._model is not None:
+            self._model.end()
 
     def _drafted(
         self, drafter: DrafterName, propose: Callable[[int], list[int]]
