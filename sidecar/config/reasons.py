@@ -49,7 +49,6 @@ NOT_BUILT = frozenset(
         "PREVENT_SLEEP",
         "ENABLE_SNAPSHOT_STITCH",
         "ENABLE_SNAPSHOT_STITCH_VLM",
-        "DRAFT_MODEL",
         "NUM_DRAFT_TOKENS",
         "WARMUP_PROMPT",
         "NATIVE_ROUTES",

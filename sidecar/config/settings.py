@@ -72,7 +72,7 @@ class ModelConfig:
         shown="none")
     draft_model: str | None = setting(None, "DRAFT_MODEL", hub_or_folder,
         "Hub id or folder of a small model with the same vocabulary, which drafts "
-        "answers; with SPECULATION=draft.", shown="none")
+        "answers where SPECULATION is `draft`.", shown="none")
     pinned: tuple[str, ...] = setting((), "PINNED_MODELS", words,
         "Models that are loaded at the start and never leave.", shown="none")
     preload: tuple[str, ...] = setting((), "PRELOAD_MODELS", words,
