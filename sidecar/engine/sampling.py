@@ -121,7 +121,7 @@ class RowSampler:
         self.num_cut = vocab_size - top_k
         self.log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
         self._seed = sampling.seed + choice
-        self._num_drawn = 0
+        self.num_drawn = 0
 
     @property
     def needs_order(self) -> bool:
@@ -130,13 +130,13 @@ class RowSampler:
 
     def next_key(self) -> tuple[int, int]:
         """The key of its next draw."""
-        self._num_drawn += 1
-        mixed = _mixed(self._seed + self._num_drawn * _GOLDEN)
+        self.num_drawn += 1
+        mixed = _mixed(self._seed + self.num_drawn * _GOLDEN)
         return mixed >> 32, mixed & 0xFFFF_FFFF
 
     def give_back(self, num_keys: int) -> None:
         """Draw with the last keys once more: what they drew is not said."""
-        self._num_drawn -= num_keys
+        self.num_drawn -= num_keys
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Draw for a batch of this row alone."""

@@ -194,22 +194,30 @@ def test_tokens_behind_a_stop_string_are_not_counted_as_said(
             assert job.draft_counts["model"].accepted < max(1, len(said.ids))
 
 
+@pytest.mark.parametrize("temperature", [0, 0.9])
 def test_a_small_model_that_fails_is_done_without(
-    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     """The answer is the one that it would have been; the next one has drafts."""
     folder, ids = model_folder("dense"), random_ids(3, 40)
+    options = {"temperature": temperature, "seed": 5}
     with served(folder, folder) as (_, engine):
-        (said,) = plain(engine, ids, 40).choices
+        (said,) = plain(engine, ids, 40, **options).choices
+        engine.clear()
+        real, calls = draft_model.DraftModel._logprobs, []
 
-        def fail(*_arguments: Any) -> list[int]:
-            raise RuntimeError("out of memory")
+        def fail(self: draft_model.DraftModel, logits: mx.array) -> mx.array:
+            calls.append(0)
+            if len(calls) == 5:
+                raise RuntimeError("out of memory")
+            return real(self, logits)
 
         with monkeypatch.context() as patch:
-            patch.setattr(draft_model.DraftModel, "go_on", fail)
-            assert run(engine, ids, 40).choices[0].ids == said.ids
+            patch.setattr(draft_model.DraftModel, "_logprobs", fail)
+            assert run(engine, ids, 40, **options).choices[0].ids == said.ids
+            assert len(calls) == 5
         engine.clear()
-        job = submit(engine, ids, 40)
+        job = submit(engine, ids, 40, **options)
         assert finish(engine, job).choices[0].ids == said.ids
         assert job.draft_counts["model"].accepted > 0
 

@@ -7,9 +7,10 @@ the whole prompt: it reads the last tokens, and holds KV for one row at a time. 
 with the row's own random keys: where both models think alike, both draw the same token.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
@@ -69,14 +70,13 @@ class DraftModel:
         """So many tokens that may follow a row's, drawn as the row draws."""
         logits = self._logits_behind(row, ids)
         drawing, found = Drawing([row.sampler]), []
-        for number in range(count):
-            drawn = drawing(self._logprobs(logits))
-            mx.async_eval(drawn)  # type: ignore[no-untyped-call]
-            found.append(drawn)
-            if number < count - 1:
-                logits = self._model.forward(drawn[None], self._cache)[:, -1, :]
-        if isinstance(row.sampler, RowSampler):
-            row.sampler.give_back(count)
+        with _same_keys_again(row.sampler):
+            for number in range(count):
+                drawn = drawing(self._logprobs(logits))
+                mx.async_eval(drawn)  # type: ignore[no-untyped-call]
+                found.append(drawn)
+                if number < count - 1:
+                    logits = self._model.forward(drawn[None], self._cache)[:, -1, :]
         drafted = cast(list[int], mx.concatenate(found).tolist())
         self._held += drafted[:-1]
         return drafted
@@ -124,6 +124,19 @@ class DraftModel:
             ends = [(0, 0), (0, missing)]
             logits = mx.pad(logits, ends, constant_values=-mx.inf)
         return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+@contextlib.contextmanager
+def _same_keys_again(sampler: Sampler) -> Iterator[None]:
+    """What is drawn within is not said: the row draws with these keys once more."""
+    if not isinstance(sampler, RowSampler):
+        yield
+        return
+    before = sampler.num_drawn
+    try:
+        yield
+    finally:
+        sampler.give_back(sampler.num_drawn - before)
 
 
 class ModelDrafter:
