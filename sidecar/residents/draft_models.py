@@ -129,7 +129,8 @@ def _check(draft: LoadedModel, large: LoadedModel) -> None:
         text, number = min(differing, key=lambda pair: pair[1])
         raise ModelLoadFailed(
             f"{what}their vocabularies differ in {len({t for t, _ in differing})} "
-            f"tokens, the first of them {text!r} ({number})"
+            f"tokens, the first of them {text!r} ({number}); a draft_model of its own "
+            'or "" in its settings leaves DRAFT_MODEL out'
         )
     if not is_sliceable(draft.new_cache()):
         raise ModelLoadFailed(f"{what}its KV cannot be cut back to an earlier token")

@@ -233,7 +233,16 @@ class ModelState(Generic[E]):
         self.failure, self.last_access = None, now
         self.is_leaving = False
         self.is_leaving = not self.is_available
-        # At once, else it could be the next load's victim before they wake.
+        self._serve_waiters()
+
+    def stays(self) -> None:
+        """It was to leave, and does not: it is still in use."""
+        self.is_leaving = False
+        if self.is_ready:
+            self._serve_waiters()
+
+    def _serve_waiters(self) -> None:
+        """At once, else it could be the next load's victim before they wake."""
         self.num_leases += len(self.waiters)
         for waiter in self.waiters:
             waiter.has_lease = True

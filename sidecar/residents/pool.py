@@ -264,10 +264,21 @@ class ResidentPool(Generic[E]):
             while entry.is_leaving:
                 left = deadline - self._worker.clock()
                 if left <= 0:
-                    entry.is_leaving = False
-                    raise ModelBusy(f"model {entry.spec.id} is still in use")
+                    entry.stays()
+                    self._worker.changed.notify_all()
+                    raise ModelBusy(
+                        f"model {entry.spec.id} is still in use after {wait_s:g} s; "
+                        "ask again once its answers have ended",
+                        param="force",
+                    )
                 self._worker.changed.wait(left)
             return entry.freed_bytes
+
+    def try_again(self, name: str) -> None:
+        """Let the next request load a model anew, although its last load failed."""
+        entry = self._entry(name)
+        with self._worker.changed:
+            entry.failed_at = -math.inf
 
     def set_pinned(self, name: str, *, pinned: bool) -> None:
         """Keep a model whatever room is short of, or no longer."""

@@ -180,6 +180,8 @@ def _with_adapters(
 def _check_setting(name: str, value: object) -> None:
     if name not in _SETTINGS:
         raise BadRequest(f"{name} is not one of {', '.join(_SETTINGS)}", param=name)
+    if name == "draft_model" and value is None:
+        return  # as DRAFT_MODEL says again
     try:
         check_setting(name, value)
     except ValueError as error:

@@ -208,6 +208,7 @@ class ModelService:
             logger.warning("what was set for %s is not kept: %s", entry.id, error)
             return f"the file of settings cannot be written: {error}"
         self._pool.rescan(at_once=True)  # a load from now on is by what was set
+        self._pool.try_again(name)
         return None
 
     def progress(self, name: str) -> LoadSteps:

@@ -220,7 +220,7 @@ def test_the_store_holds_fewer_bytes(model_folder: ModelFolder) -> None:
             running_sidecar({**settings(folder, 8), "KV_BITS": bits}) as app,
             leased_engine(app) as engine,
         ):
-            run(engine, random_ids(10, 1000), 2)
+            run(engine, random_ids(10, 900), 2)
             held[bits] = engine.store.num_bytes
             key = engine.model.key
             assert ("8" in key.split()) == (bits == "8")

@@ -583,6 +583,33 @@ def test_a_default_one_that_is_too_large_is_failed_at_the_start(houses: Houses) 
     assert "its weights take 200.0 GB" in (entry.load_error or "")
 
 
+def test_who_waits_for_an_end_that_does_not_come_goes_on(
+    houses: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forced unload that gives up lets the requests in that waited behind it."""
+    monkeypatch.setattr("sidecar.residents.pool._UNLOAD_WAIT_S", 0.5)
+    house = houses({"a": 1}, load_wait_s=600.0)
+    with ThreadPoolExecutor(2) as threads, house.pool.lease("a"):
+        leaving = threads.submit(house.pool.unload, "a", force=True)
+        assert eventually(lambda: house.pool._worker.entries["a"].is_leaving)
+        waiting = threads.submit(house.use, "a")
+        with pytest.raises(ModelBusy, match="still in use after 0.5 s"):
+            leaving.result(120)
+        waiting.result(120)
+
+
+def test_what_was_set_anew_is_tried_at_once(houses: Houses) -> None:
+    """Not a minute later, as others that failed."""
+    house = houses({"a": 1})
+    house.failures["a"] = ModelLoadFailed("no such draft model")
+    for _ in range(2):
+        with pytest.raises(ModelLoadFailed):
+            house.use("a")
+    house.pool.try_again("a")
+    house.use("a")
+    assert house.loads == ["a", "a"]
+
+
 def test_by_hand(houses: Houses) -> None:
     """E13: pinned and busy ones are not unloaded, unless they are forced."""
     house = houses({"a": 1}, load_wait_s=0.05)
