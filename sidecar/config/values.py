@@ -125,6 +125,10 @@ def _model(text: str) -> str | None:
     return None if word in BUILTIN else os.path.expanduser(word)
 
 
+def _expanded(text: str) -> str:
+    return os.path.expanduser(text.strip())
+
+
 def _places(text: str) -> tuple[str, ...]:
     parts = (part.strip() for part in text.split(os.pathsep) if text.strip() != "none")
     return tuple(os.path.expanduser(part) for part in parts if part)
@@ -133,13 +137,8 @@ def _places(text: str) -> tuple[str, ...]:
 plain = ValueType("text", str)
 model = ValueType("a hub id, a folder, or built-in", _model)
 places = ValueType("paths with : between, or none; ~ is the home folder", _places)
-place = ValueType(
-    "a path; ~ is the home folder", lambda t: os.path.expanduser(t.strip())
-)
-hub_or_folder = ValueType(
-    "a hub id or a folder; ~ is the home folder",
-    lambda t: os.path.expanduser(t.strip()),
-)
+place = ValueType("a path; ~ is the home folder", _expanded)
+hub_or_folder = ValueType("a hub id or a folder; ~ is the home folder", _expanded)
 boolean = ValueType("true or false", _boolean)
 size = ValueType("bytes, a size such as 64GB, or a share such as 80%", _size)
 wired = ValueType("off, weights, or a size such as 8GB", _wired)

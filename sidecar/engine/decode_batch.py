@@ -102,9 +102,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         fed = inputs if self._reads_prompt else self._as_printed(inputs)
         extra = (self._vision_inputs(),) if self._shifts else ()
         fed = self._with_unfed(fed[:, None])
-        make_room(
-            self.prompt_cache, fed.shape[1] + (EARLY_ROOM if self._reads_prompt else 0)
-        )
+        early = EARLY_ROOM if self._reads_prompt else 0  # no reader waits for it yet
+        make_room(self.prompt_cache, fed.shape[1] + early)
         logits = self._forward(fed, self.prompt_cache, *extra)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []

@@ -18,7 +18,6 @@ from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.grammar_compiler import GrammarCompiler
 from sidecar.engine.job import Forecast, Job, JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
-from sidecar.engine.loading.weights import let_go_measured
 from sidecar.engine.process_memory import NOTHING, Demand
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.scheduler import BatchScheduler
@@ -298,9 +297,7 @@ class TextEngine:
 
     def _let_go(self) -> int:
         self.store.budget.released.let_go()
-        draft = self.model.draft
-        freed = let_go_measured(draft.model) if draft is not None else 0
-        return freed + let_go_measured(self.model.model)
+        return self.model.release()
 
     def _admit(
         self, prompt: ModelPrompt, sampling: Sampling, options: GenerationOptions

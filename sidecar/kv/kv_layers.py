@@ -22,9 +22,7 @@ Leaves = list[mx.array]  # the arrays of one sliceable atom, tokens on axis -2
 _SEQUENCE_AXIS = -2
 ROOM_STEP = 256  # tokens: what the length of a buffer is a multiple of
 _ROOM_SHARE = 16  # of a long buffer, by which it grows
-EARLY_ROOM = (
-    32  # tokens before a buffer is full, in which layers grow one after another
-)
+EARLY_ROOM = 32  # the last tokens of a buffer, in which layers grow one by one
 _EARLY_SHARE = 2  # so that all have grown in half of that
 _STEPS_TO_CLEAR = 8  # behind a prompt whose chunks left much in the allocator's cache
 MUCH_KEPT = 1 << 30  # bytes that the allocator may keep
@@ -175,12 +173,18 @@ def make_room(cache: KVLayers, num_tokens: int, step: int = ROOM_STEP) -> None:
         step: a multiple of 256; each buffer is as long as one for the next multiple of
             it (`buffer_length`), or longer.
     """
-    plain = [a for a in atoms(cache) if _is_plain(a)]
+    first = next(filter(_is_plain, atoms(cache)), None)
+    if first is None:
+        return
+    held = first._idx if type(first) is BatchKVCache else first.offset
+    needed = held + num_tokens  # of all of them: they are equally deep
+    wanted = -(-needed // step) * step
+    if max(wanted, needed + EARLY_ROOM) <= first.keys.shape[2]:
+        return  # the first one is the last to grow
+    plain = [*filter(_is_plain, atoms(cache))]
     num_early = math.ceil(len(plain) * num_tokens * _EARLY_SHARE / EARLY_ROOM)
-    for atom in plain:
-        held = atom._idx if type(atom) is BatchKVCache else atom.offset
-        length, needed = atom.keys.shape[2], held + num_tokens
-        wanted = -(-needed // step) * step
+    for atom in reversed(plain):
+        length = atom.keys.shape[2]
         if wanted > length:
             _grow(atom, wanted)
         elif num_early > 0 and needed + EARLY_ROOM > length:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from sidecar.engine.adapters.adapter_bank import AdapterBank
-from sidecar.engine.loading.weights import let_go
+from sidecar.engine.loading.weights import let_go_measured
 from sidecar.engine.vision.vision_encoder import VisionEncoder
 from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.kv_layers import KVLayers
@@ -89,8 +89,12 @@ class LoadedModel:
             logits: mx.array = self.model(ids, cache=cache, **extra)
         return logits
 
-    def release(self) -> None:
-        """Let the weights go, whoever still holds the model; GPU thread only."""
-        let_go(self.model)
-        if self.draft is not None:
-            self.draft.release()
+    def release(self) -> int:
+        """
+        Let the weights go, whoever still holds the model; GPU thread only.
+
+        Returns:
+            The bytes that came back, its draft model's included.
+        """
+        freed = let_go_measured(self.model)
+        return freed + (self.draft.release() if self.draft is not None else 0)
