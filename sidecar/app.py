@@ -438,7 +438,7 @@ def _build_shared(
     gpu.call(lambda: prepare_device(config))
     stored = KVBudget(
         kv_limits(cache, gpu),
-        Released(release_delay(config.device), much_kept()),
+        Released(release_delay(config.device), gpu.call(much_kept)),
     )
     wired = gpu.call(lambda: WiredMemory(config.device.wired_limit))
     return Shared(

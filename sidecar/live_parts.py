@@ -37,7 +37,8 @@ def kv_part(shared: Shared) -> Part:
 
     def act(config: Config) -> None:
         shared.stored.use(kv_limits(config.cache, shared.gpu))
-        shared.process.limit_bytes = process_limit(config.engine)
+        limit = shared.gpu.call(lambda: process_limit(config.engine))
+        shared.process.limit_bytes = limit
         shared.gpu.post(shared.stored.expire)
 
     return Part(names, act)
