@@ -13,6 +13,7 @@ import pytest
 _TESTS = Path(__file__).parents[1] / "tests"
 LANES = ("rest", "further")  # a test that both name is in the last one
 _BY_HAND = "not slow and not model"
+_COLLECTED = pytest.StashKey[frozenset[str]]()
 
 
 def patterns_of(lane: str) -> list[str]:
@@ -28,13 +29,32 @@ def matching(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile(f"tests/(?:{'|'.join(parts)})")
 
 
-def mark_lanes(items: list[pytest.Item]) -> None:
+def mark_lanes(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give each test that is not in the fast lane the mark of its lane."""
+    config.stash[_COLLECTED] = frozenset(
+        item.nodeid
+        for item in items
+        if not any(map(item.get_closest_marker, ("slow", "model")))
+    )
     found = {lane: matching(patterns_of(lane)) for lane in reversed(LANES)}
     for item in items:
         lane = next((name for name in found if found[name].match(item.nodeid)), None)
         if lane is not None:
             item.add_marker(lane)
+
+
+def collected_here(config: pytest.Config) -> frozenset[str] | None:
+    """
+    The ids of all tests that no mark keeps from the lanes, as this run collected them.
+
+    Returns:
+        None where this run was given names of files or tests: it has not seen all.
+    """
+    return None if _is_named(config) else config.stash[_COLLECTED]
+
+
+def _is_named(config: pytest.Config) -> bool:
+    return config.args_source is pytest.Config.ArgsSource.ARGS
 
 
 def choose_lane(config: pytest.Config) -> None:
@@ -47,10 +67,9 @@ def choose_lane(config: pytest.Config) -> None:
     """
     if config.option.markexpr:
         return
-    is_named = config.args_source is pytest.Config.ArgsSource.ARGS
     if config.option.lane:
         lane = f"{config.option.lane} and {_BY_HAND}"
-    elif is_named or config.option.keyword:
+    elif _is_named(config) or config.option.keyword:
         lane = _BY_HAND
     else:
         lane = f"not rest and not further and {_BY_HAND}"

@@ -59,9 +59,11 @@ def logger_as_it_was() -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Order by file, the long ones first, and mark what is not in the fast lane."""
-    mark_lanes(items)
+    mark_lanes(config, items)
     ranks = {f"tests/{name}.py": rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(_LONG)))
 

@@ -3,6 +3,7 @@ What the model is shown is what the client sent: three turns of the `openai` SDK
 LiteLLM, answered by a script that reads the pixels' digest in the prompt.
 """
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from testkit.proxy import Proxy, running_proxy
 from testkit.scripted import Answer, Prompt, render, scripted
 from testkit.servers import running_sidecar
 
+KINDS = ("seeing", "seeing-hybrid", "seeing-sliding")
 LABEL = re.compile(r"\[image ([0-9a-f]{8}) (\d+x\d+)\]")
 WORDS = "what stands in this picture, and where does it stand in it? " * 80
 
@@ -31,21 +33,24 @@ def digest(image: Image.Image) -> str:
     return hashlib.sha256(named + image.tobytes()).hexdigest()[:8]
 
 
-@pytest.fixture(scope="module", params=["seeing", "seeing-hybrid", "seeing-sliding"])
-def proxy(
-    folder: Path,
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Proxy]:
-    settings = {"MODEL_PATH": str(folder / request.param)}
-    with (
-        running_sidecar(settings, scripted(says_what_it_sees)) as app,
-        running_proxy(app.url, tmp_path_factory.mktemp("proxy")) as proxy,
-    ):
-        yield proxy
+@pytest.fixture(scope="module")
+def proxy(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """One proxy for a sidecar of each kind, by its name."""
+    with contextlib.ExitStack() as running:
+        urls = {
+            kind: running.enter_context(
+                running_sidecar(
+                    {"MODEL_PATH": str(folder / kind)}, scripted(says_what_it_sees)
+                )
+            ).url
+            for kind in KINDS
+        }
+        place = tmp_path_factory.mktemp("proxy")
+        yield running.enter_context(running_proxy(urls[KINDS[0]], place, more=urls))
 
 
-def test_the_very_pixels_and_no_more_than_what_is_new(proxy: Proxy) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_very_pixels_and_no_more_than_what_is_new(proxy: Proxy, kind: str) -> None:
     shown = [picture(1, 96, 64), picture(2, 64, 96)]
     talk: list[Any] = []
     for number, asked in enumerate((WORDS, "Again?", "And this?")):
@@ -54,7 +59,7 @@ def test_the_very_pixels_and_no_more_than_what_is_new(proxy: Proxy) -> None:
             url = {"url": data_url(shown[number // 2])}
             parts.append({"type": "image_url", "image_url": url})
         talk.append({"role": "user", "content": parts})
-        answer = proxy.openai.chat.completions.create(model="local", messages=talk)
+        answer = proxy.openai.chat.completions.create(model=kind, messages=talk)
         text = answer.choices[0].message.content
         talk.append({"role": "assistant", "content": text})
         usage = answer.usage
