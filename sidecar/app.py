@@ -80,6 +80,7 @@ from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService, RequestRecords
+from sidecar.service.earlier_sessions import EarlierSessions
 from sidecar.service.encodings import EncodingService
 from sidecar.service.live_settings import LiveSettings, Part
 from sidecar.service.models import ModelService, Vitals
@@ -121,6 +122,7 @@ class Core:
         """
         self.expiry.close()
         self.services.savings.close()
+        self.services.history.close()
         self.services.audit.close()
         logging.getLogger("sidecar").removeHandler(self.services.lines)
         has_ended = self.pool.close(load_wait_s)
@@ -337,8 +339,9 @@ def _build_services(
     )
     folder = config.model.adapters
     adapters = AdapterFolder(Path(folder) if folder else None)
-    history = RequestHistory(metrics.reuse)
-    savings = Savings(config.disk.home / "savings.json", lambda: history.work)
+    home = config.disk.home
+    history = RequestHistory(metrics.reuse, EarlierSessions(home / "sessions.json"))
+    savings = Savings(home / "savings.json", lambda: history.work)
     audit = Audit(_audit_store(config), metrics.audit_dropped.inc)
     limits = RateLimits(config.server)
     records = RequestRecords(log, history, audit, limits)
@@ -360,7 +363,7 @@ def _build_services(
         native,
         TrainingService(pool, adapters, config.engine.decode_stall_ms / 1000),
         MemoryControls(shared.process, shared.wired, shared.gpu),
-        BatchService(Path(config.server.batches or config.disk.home / "batches")),
+        BatchService(Path(config.server.batches or home / "batches")),
         StoredResponses(),
         metrics,
         history,

@@ -50,7 +50,6 @@ from sidecar.service.checked_answer import CheckedRun, repair_request
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
 from sidecar.service.rate_limits import RateLimits
-from sidecar.service.recurring_values import RecurringValues
 from sidecar.service.request_history import EndedRequest, RequestHistory, Work
 from sidecar.service.request_log import RequestLog
 from sidecar.service.run_view import RunView
@@ -180,8 +179,9 @@ class ChatService:
                 finally:
                     memory.answer_ended(pending_turn)
                 if memory.is_current(pending_turn):  # not forgotten meanwhile
-                    values = self._history.recurring
-                    ended = _ended(request, plan.prepared, resident, receipt, values)
+                    ended = _ended(
+                        request, plan.prepared, resident, receipt, self._history
+                    )
                     self._history.note(ended)
                     self._audit.ended(ended)
                 log.ended(receipt.numbers, receipt.said)
@@ -474,18 +474,20 @@ def _ended(
     prepared: PreparedPrompt,
     resident: Resident,
     receipt: Receipt,
-    recurring: RecurringValues,
+    history: RequestHistory,
 ) -> EndedRequest:
     usage, report, warmth = receipt.usage, prepared.report, WARM
     token_s, cached = resident.engine.token_s, usage.cached_tokens
     is_cold = report.earlier is None or report.lost_tokens(usage.prompt_tokens, cached)
     if receipt.ttft_s is not None and is_cold:
         store = resident.engine.store
-        warmth = explain(request, prepared, cached, resident.memory, store)
+        earlier = history.earlier_sessions
+        warmth = explain(request, prepared, cached, resident.memory, store, earlier)
         warmth = replace(warmth, lost_s=round(warmth.lost * token_s, 3))
     if warmth.cause == "text":
         conversation = prepared.pending_turn.conversation
-        rule = recurring.rule_for(request, conversation, report.divergence, warmth.lost)
+        place = report.divergence
+        rule = history.recurring.rule_for(request, conversation, place, warmth.lost)
         warmth = replace(warmth, rule=rule)
     return EndedRequest(
         request.request_id,

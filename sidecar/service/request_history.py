@@ -8,6 +8,7 @@ from typing import Any
 from sidecar.core.conversation import Conversation, ForgetFilter
 from sidecar.core.warmth import Warmth
 from sidecar.infra.metrics import ReuseMetrics
+from sidecar.service.earlier_sessions import EarlierSessions
 from sidecar.service.recurring_values import RecurringValues
 
 _MAX_ENDED = 50
@@ -93,10 +94,18 @@ class EndedRequest:
 
 
 class RequestHistory:
-    """The last 50 chats, and sums over all. Any thread."""
+    """
+    The last 50 chats, and sums over all. Any thread.
 
-    def __init__(self, metrics: ReuseMetrics) -> None:
+    Args:
+        earlier_sessions: of the runs before this one.
+    """
+
+    def __init__(
+        self, metrics: ReuseMetrics, earlier_sessions: EarlierSessions
+    ) -> None:
         self.recurring = RecurringValues()
+        self.earlier_sessions = earlier_sessions
         self._metrics = metrics
         self._ended: deque[EndedRequest] = deque(maxlen=_MAX_ENDED)
         self._work = Work()
@@ -147,9 +156,14 @@ class RequestHistory:
             ]
         return sorted(rows, key=lambda row: (row["lost"], row["times"]), reverse=True)
 
+    def close(self) -> None:
+        """Write which conversations were answered; repeatable."""
+        self.earlier_sessions.close()
+
     def forget(self, forget_filter: ForgetFilter | None) -> None:
         """Forget all chats, or those of some conversations; the sums stay."""
         self.recurring.forget()
+        self.earlier_sessions.forget(forget_filter)
         with self._lock:
             left = [
                 each

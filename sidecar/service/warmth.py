@@ -18,6 +18,7 @@ from sidecar.core.warmth import WARM, Warmth
 from sidecar.kv.drops import Drop
 from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import PreparedPrompt
+from sidecar.service.earlier_sessions import EarlierSessions
 
 _WINDOW_CHARS = 40
 _BEGAN = time.time()  # of this process, Unix seconds
@@ -62,17 +63,27 @@ def explain(
     cached_len: int,
     memory: ConversationMemory,
     store: Store,
+    earlier_sessions: EarlierSessions,
 ) -> Warmth:
     """
     What a prompt lost, of which so many tokens were reused, and why.
 
     Args:
         memory, store: of its model.
+        earlier_sessions: what is not known of its conversation yet is noted there.
     """
     report, conversation = prepared.report, prepared.pending_turn.conversation
     lost = report.lost_tokens(prepared.num_tokens, cached_len)
     if report.earlier is None:
-        reason = _why_unknown(request, report, memory, conversation)
+        words = _first_words(request, prepared)
+        is_restarted = earlier_sessions.is_first_since(conversation, words)
+        earlier_sessions.note(conversation, words)
+        if not any(message.role == "assistant" for message in request.messages):
+            reason = _why_new(report)
+        elif is_restarted:
+            reason = _restarted(is_on_disk=memory.unwritten_turns is not None)
+        else:
+            reason = _why_unknown(memory, conversation)
     elif not lost:
         return WARM
     else:
@@ -108,30 +119,44 @@ def _is_of_text(cause: str) -> bool:
     return cause == "text" or cause.startswith("field") or cause in _CUTS
 
 
-def _why_unknown(
-    request: ChatRequest,
-    report: CacheReport,
-    memory: ConversationMemory,
-    conversation: Conversation,
-) -> _Reason:
+def _first_words(request: ChatRequest, prepared: PreparedPrompt) -> str:
+    """A digest of the first message of a user, without values that change."""
+    found = zip(request.messages, prepared.pending_turn.digests, strict=False)
+    return next((digest for message, digest in found if message.role == "user"), "")
+
+
+def _why_new(report: CacheReport) -> _Reason:
+    """The prompt has no answers in it yet."""
+    if report.shared_len and (kind := report.closest_stop):
+        detail = f"its beginning is another's, but for a value of the kind {kind}"
+        return _Reason("not_lent", detail)
+    if report.shared_len:
+        detail = "a new conversation; its beginning is another's"
+        return _Reason("other_prefix", detail)
+    return _Reason("first_seen", "a new conversation")
+
+
+def _restarted(*, is_on_disk: bool) -> _Reason:
+    lost = "was not on the disk yet" if is_on_disk else "is gone"
+    return _Reason(
+        "restarted",
+        f"the server was started anew at {_clock(_BEGAN)}, and what it held of this "
+        f"conversation {lost}",
+        "" if is_on_disk else "KV_DISK_PERSISTENCE=true",
+    )
+
+
+def _why_unknown(memory: ConversationMemory, conversation: Conversation) -> _Reason:
     """Nothing is known of an earlier prompt of this conversation."""
-    if not any(message.role == "assistant" for message in request.messages):
-        if report.shared_len and (kind := report.closest_stop):
-            detail = f"its beginning is another's, but for a value of the kind {kind}"
-            return _Reason("not_lent", detail)
-        if report.shared_len:
-            detail = "a new conversation; its beginning is another's"
-            return _Reason("other_prefix", detail)
-        return _Reason("first_seen", "a new conversation")
     if (at := memory.turns.cleared_at(conversation)) is not None:
         return _Reason("cleared", f"it was cleared at {_clock(at)}")
     if memory.turns.has_expired(conversation):
         detail = "nobody went on with this session for too long"
         return _Reason("expired", detail, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS")
     detail = (
-        f"nothing is known of this conversation: it was begun before {_clock(_BEGAN)}, "
-        "when the server started, or elsewhere, or its client edits it and names no "
-        "session"
+        "nothing is known of this conversation: it was begun elsewhere, or shortly "
+        f"before {_clock(_BEGAN)}, when the server started, or its client edits it and "
+        "names no session"
     )
     return _Reason("unknown_past", detail)
 

@@ -23,6 +23,7 @@ ROUNDS = {
     "pool",
     "expiry",
     "savings",
+    "sessions",
     "audit",
 }  # threads whose rounds come at their own times
 MAX_DOORS = 4  # modules of a folder that are called from outside it
