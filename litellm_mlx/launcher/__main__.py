@@ -100,6 +100,8 @@ def _run_verb(name: str, argv: Sequence[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"litellm-mlx {name}: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return _STOPPED_EARLY
     return code
 
 

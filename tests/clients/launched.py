@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.clients.case import TASKS, Place, call
@@ -37,12 +37,15 @@ class Launched:
         package: where it is installed. arguments: of a run that does the first task.
         files: foreign settings of its user's, by path below his home.
         environ: so that it asks nobody else.
+        plain: files for `--written`, which takes strict JSON and leaves models of
+            agents as they are; None: the same.
     """
 
     package: str
     arguments: tuple[str, ...]
     files: Mapping[str, str]
     environ: Mapping[str, str] = field(default_factory=dict)
+    plain: Mapping[str, str] | None = None
 
 
 CASES = {
@@ -51,8 +54,10 @@ CASES = {
         ("-p", "--permission-mode", "acceptEdits", "--allowedTools", "Bash", "Read",
          "--", TASKS[1]),
         {".claude/settings.json": json.dumps(
-            {"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "MINE": "1"},
-             "theme": "dark"}, indent=3)},
+            {"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "MINE": "1",
+                     "CLAUDE_CODE_USE_BEDROCK": "1", "AWS_REGION": "us-east-1",
+                     "ANTHROPIC_BEDROCK_BASE_URL": "http://127.0.0.1:9"},
+             "model": "opus", "theme": "dark"}, indent=3)},
     ),
     "openclaw": Launched(
         "openclaw",
@@ -60,17 +65,20 @@ CASES = {
          TASKS[1]),
         {".openclaw/openclaw.json": "// mine\n{gateway: {mode: 'local', auth: {mode: "
          "'token', token: 'local-test'}}, // tail\n agents: {defaults: "
-         "{timeoutSeconds: 240}}}\n"},
+         "{timeoutSeconds: 240}, list: [{id: 'main', model: 'other/dead'}]}}\n"},
         {"OPENCLAW_HIDE_BANNER": "1", "OPENCLAW_DISABLE_BONJOUR": "1"},
     ),
     "pi": Launched(
         "pi2",
         ("-p", "--thinking", "medium", TASKS[1]),
-        {".pi/agent/models.json": json.dumps({"providers": {"other": {
+        {".pi/agent/models.json": "// mine\n" + json.dumps({"providers": {"other": {
             "baseUrl": "http://127.0.0.1:9/v1", "api": "openai-completions",
             "apiKey": "x", "models": []}}}, indent=5),
          ".pi/agent/settings.json": '{"theme":   "dark"}\n'},
         {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"},
+        {".pi/agent/models.json": json.dumps({"providers": {"other": {
+            "baseUrl": "http://127.0.0.1:9/v1", "api": "openai-completions",
+            "apiKey": "x", "models": []}}}, indent=5)},
     ),
     "codex": Launched(
         "codex",
@@ -81,9 +89,13 @@ CASES = {
     "opencode": Launched(
         "opencode",
         ("run", TASKS[1]),
-        {".config/opencode/opencode.json": '{\n  "theme": "system"\n}\n'},
+        {".config/opencode/opencode.json": json.dumps({"theme": "system",
+            "agent": {"build": {"model": "other/dead"}}, "provider": {"other": {
+            "npm": "@ai-sdk/openai-compatible", "options": {
+            "baseURL": "http://127.0.0.1:9/v1"}, "models": {"dead": {}}}}}, indent=2)},
         {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1",
          "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
+        {".config/opencode/opencode.json": '{\n  "theme": "system"\n}\n'},
     ),
     "qwen": Launched(
         "qwen",
@@ -127,7 +139,9 @@ _WRITTEN = {
 def _try_written(name: str, folder: Path, stack: object) -> list[str]:
     """On changed settings it answers; undone, nothing of the user's has changed."""
     case = CASES[name]
-    place = _place(name, folder / "written", stack)
+    if case.plain is not None:
+        case = replace(case, files=case.plain)
+    place = _place(case, folder / "written", stack)
     before = {path: (place.home / path).read_text() for path in case.files}
     stack.work_in(place.project)  # type: ignore[attr-defined]
     environ = _launcher_environ(name, case, place, folder, stack)
@@ -162,10 +176,10 @@ def _is_as_it_was(place: Place, path: str, was: str) -> bool:
 
 def _try(name: str, folder: Path, stack: object) -> list[str]:
     case = CASES[name]
-    alone = _place(name, folder / "alone", stack)
+    alone = _place(case, folder / "alone", stack)
     call(alone, [alone.binary(case.package, name), *case.arguments], case.environ,
          limit_s=60)  # fmt: skip
-    place = _place(name, folder / "launched", stack)
+    place = _place(case, folder / "launched", stack)
     before = _digests(place.home, case)
     stack.work_in(place.project)  # type: ignore[attr-defined]
     environ = _launcher_environ(name, case, place, folder, stack)
@@ -202,11 +216,11 @@ def _ports(stack: object) -> dict[str, str]:
     return {"MLX_PORT": sidecar, "PROXY_PORT": proxy}
 
 
-def _place(name: str, folder: Path, stack: object) -> Place:
+def _place(case: Launched, folder: Path, stack: object) -> Place:
     folder.mkdir(parents=True)
     place = Place(stack.url, folder, _CLIENTS)  # type: ignore[attr-defined]
     place.prepare()
-    for path, text in CASES[name].files.items():
+    for path, text in case.files.items():
         file = place.home / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

@@ -19,6 +19,7 @@ import pytest
 
 from sidecar.app import App
 from testkit.proxy import Proxy
+from testkit.servers import running_sidecar
 
 REPO = Path(__file__).parents[2]
 NAMES = ("claude", "openclaw", "pi", "codex", "opencode", "qwen")
@@ -163,11 +164,107 @@ def test_what_cannot_be_started_says_why(user: User) -> None:
     assert done.returncode == 1
     assert "LiteLLM at http://127.0.0.1:1 does not answer. Fix:" in done.stderr
     assert user.launch("nobody").returncode == 2
-    (user.home / ".pi/agent/models.json").write_text("// JSON5\n{}")
+    (user.home / ".pi/agent/models.json").write_text("{]")
     done = user.launch("pi")
     assert done.returncode == 1
     assert "models.json cannot be read as JSON" in done.stderr
     assert os.listdir(user.home / ".pi/agent") != []
+    done = user.launch("claude", "--", "--settings", "none.json")
+    assert done.returncode == 1
+    assert "none.json: there is no such file" in done.stderr
+
+
+def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What the client was given."""
+    assert done.returncode == 7, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_claude_code_asks_no_cloud_that_its_user_has_set(user: User) -> None:
+    """And what he says by --settings holds, but for where the model is."""
+    clouds = {"CLAUDE_CODE_USE_BEDROCK": "1", "CLAUDE_CODE_USE_VERTEX": "1"}
+    own = {"env": {**clouds, "ANTHROPIC_BASE_URL": "http://x"}, "theme": "light"}
+    for given in (["--settings", json.dumps(own)], [f"--settings={json.dumps(own)}"]):
+        found = told(user.launch("claude", "--", "-p", *given, "hi", **clouds))
+        assert found["argv"].count("--settings") == 1
+        assert found["argv"][-2:] == ["-p", "hi"]
+        said = json.loads(Path(found["argv"][1]).read_text())
+        assert said["theme"] == "light"
+        for env in (said["env"], found["env"]):
+            assert env["ANTHROPIC_BASE_URL"].startswith("http://127.0.0.1:")
+            assert {env[name] for name in clouds} == {""}
+    words = ["-p", "--", "--settings", "hi"]
+    assert told(user.launch("claude", "--", *words))["argv"][2:] == words
+
+
+def test_opencodes_agents_are_on_the_local_model(user: User) -> None:
+    """Those of its user's files, of the project's, and of his variable."""
+    config = user.home / ".config/opencode"
+    (config / "agents").mkdir(parents=True)
+    (config / "opencode.jsonc").write_text(
+        '{ // mine\n "agent": {"build": {"model": "other/dead"}, "plan": {}},}'
+    )
+    (config / "agents/review.md").write_text("---\nmodel: other/dead\n---\nRead.\n")
+    (config / "agents/free.md").write_text("---\nmode: all\n---\nmodel: none\n")
+    (user.home / "opencode.json").write_text('{"mode": {"own": {"model": "o/d"}}}')
+    his = json.dumps({"theme": "mine", "agent": {"build": {"temperature": 0.5}}})
+    done = user.launch("opencode", OPENCODE_CONFIG_CONTENT=his)
+    said = json.loads(told(done)["env"]["OPENCODE_CONFIG_CONTENT"])
+    assert said["theme"] == "mine"
+    assert said["agent"] == {
+        "build": {"temperature": 0.5, "model": "litellm-mlx/local"},
+        "review": {"model": "litellm-mlx/local"},
+        "own": {"model": "litellm-mlx/local"},
+    }
+
+
+def test_openclaws_agents_are_on_the_local_model(user: User) -> None:
+    """A file that names other models is not included: their lists would be joined."""
+    (user.home / ".openclaw/openclaw.json").write_text(
+        "// mine\n{agents: {list: [{id: 'main', model: 'other/dead', name: 'Me'}], "
+        "defaults: {model: {primary: 'o/d', fallbacks: ['cloud/m']}, timeout: 9}}, "
+        "gateway: {mode: 'local'}, $include: 'more.json'}"
+    )
+    path = told(user.launch("openclaw"))["env"]["OPENCLAW_CONFIG_PATH"]
+    said = json.loads(Path(path).read_text())
+    assert said["agents"]["list"] == [{"id": "main", "name": "Me"}]
+    defaults = said["agents"]["defaults"]
+    assert defaults["model"] == {"primary": "litellm-mlx/local"}
+    assert (defaults["timeout"], said["gateway"]) == (9, {"mode": "local"})
+    assert said["$include"] == str(user.home / ".openclaw/more.json")
+
+
+def test_what_pi_made_first_gives_way_to_what_its_user_has(user: User) -> None:
+    """A login, and talks: those made by us are among his from then on."""
+    his = user.home / ".pi/agent"
+    (his / "sessions/one.jsonl").unlink()
+    (his / "sessions").rmdir()
+    (his / "models.json").write_text('{ // mine\n "providers": {"mine": {},}}')
+    own = Path(told(user.launch("pi"))["env"]["PI_CODING_AGENT_DIR"])
+    assert "mine" in json.loads((own / "models.json").read_text())["providers"]
+    (own / "sessions/work").mkdir(parents=True)
+    (own / "sessions/work/ours.jsonl").write_text("ours\n")
+    (own / "auth.json").write_text("{}")
+    (his / "sessions/work").mkdir(parents=True)
+    (his / "sessions/work/his.jsonl").write_text("his\n")
+    (his / "auth.json").write_text('{"anthropic": 1}')
+    assert told(user.launch("pi"))
+    assert (own / "auth.json").read_text() == '{"anthropic": 1}'
+    talks = {file.name for file in (own / "sessions/work").iterdir()}
+    assert talks == {"ours.jsonl", "his.jsonl"}
+    assert (his / "sessions/work/ours.jsonl").read_text() == "ours\n"
+
+
+def test_a_sidecar_with_another_key_is_not_called_dead(
+    user: User, tmp_path: Path
+) -> None:
+    with running_sidecar({"MLX_API_KEY": "right"}) as locked:
+        port = locked.url.rpartition(":")[2]
+        for key, said in (("wrong", "is not its key"), ("", "is not set")):
+            done = user.launch("claude", MLX_PORT=port, MLX_API_KEY=key)
+            assert done.returncode == 1
+            assert f"MLX_API_KEY {said}" in done.stderr
 
 
 WRITTEN = {

@@ -5,6 +5,7 @@ A client is told by its environment, its arguments, or a file of ours that inclu
 What was tried with which version stands in docs/clients.md.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from litellm_mlx.launcher.clients.user_files import linked_folder, user_json
+from litellm_mlx.launcher.clients.json_file import merged
+from litellm_mlx.launcher.clients.opencode_agents import opencode_agents
+from litellm_mlx.launcher.clients.user import User
+from litellm_mlx.launcher.clients.user_files import (
+    linked_folder,
+    named_json,
+    object_in,
+    user_json,
+)
 
 MODEL = "local"
 NAME = "litellm-mlx"
 _FREE = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
 KEY = "LITELLM_MLX_KEY"
 _ROOTS = "OPENCLAW_INCLUDE_ROOTS"  # folders that an $include may lie in
+_CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD",
+           "MANTLE", "GATEWAY")  # fmt: skip  # of Claude Code: each beats the base URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,7 @@ class ClientSetup:
     A client on its way.
 
     Args:
-        program: to be found on PATH. arguments: before the user's own.
+        program: to be found on PATH. arguments: all, the user's own among them.
         environ: what is set. files: of ours, by path, for the user alone.
         links: of ours as well: path -> what it leads to.
     """
@@ -56,21 +67,6 @@ class ClientSetup:
     environ: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
     links: Mapping[Path, Path] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """
-    Folders.
-
-    Args:
-        home: of the user. own: of ours, which nobody else reads.
-        environ: the user's environment.
-    """
-
-    home: Path
-    own: Path
-    environ: Mapping[str, str]
 
 
 def claude_environ(server: Endpoint) -> dict[str, str]:
@@ -87,15 +83,32 @@ def claude_environ(server: Endpoint) -> dict[str, str]:
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        # Else its first start changes the user's `opus` into `opus[1m]`, in his file.
+        "CLAUDE_CODE_DISABLE_1M_CONTEXT": "1",
+        **{f"CLAUDE_CODE_USE_{cloud}": "" for cloud in _CLOUDS},
     }
 
 
-def claude(server: Endpoint, folders: Folders) -> ClientSetup:
-    """Claude Code: an `env` block of the user's settings would beat the environment."""
-    own = claude_environ(server)
-    file = folders.own / "claude-settings.json"
-    written = {file: json.dumps({"env": own}, indent=1)}
-    return ClientSetup("claude", ("--settings", str(file)), own, written)
+def claude(server: Endpoint, user: User) -> ClientSetup:
+    """
+    Claude Code: an `env` block of the user's settings would beat the environment.
+
+    It reads the last `--settings` alone, so ours has what the user's says as well.
+    """
+    own, theirs, rest = claude_environ(server), {}, []
+    words = iter(user.arguments)
+    for word in words:
+        name, is_joined, value = word.partition("=")
+        if word == "--":
+            rest += [word, *words]
+        elif name == "--settings" and (is_joined or (value := next(words, ""))):
+            theirs = named_json(value)
+        else:
+            rest.append(word)
+    text = json.dumps(merged(theirs, {"env": own}), indent=1)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    file = user.own / f"claude-settings-{digest}.json"  # another start has another
+    return ClientSetup("claude", ("--settings", str(file), *rest), own, {file: text})
 
 
 def openclaw_config(server: Endpoint) -> dict[str, Any]:
@@ -113,29 +126,65 @@ def openclaw_config(server: Endpoint) -> dict[str, Any]:
     }
 
 
-def openclaw_state(folders: Folders) -> Path:
+def openclaw_state(user: User) -> Path:
     """Where OpenClaw keeps its user's files."""
-    named = folders.environ.get("OPENCLAW_STATE_DIR")
-    return Path(named) if named else folders.home / ".openclaw"
+    named = user.environ.get("OPENCLAW_STATE_DIR")
+    return Path(named) if named else user.home / ".openclaw"
 
 
-def openclaw_file(folders: Folders) -> Path:
+def openclaw_file(user: User) -> Path:
     """Its user's configuration."""
-    named = folders.environ.get("OPENCLAW_CONFIG_PATH")
-    return Path(named) if named else openclaw_state(folders) / "openclaw.json"
+    named = user.environ.get("OPENCLAW_CONFIG_PATH")
+    return Path(named) if named else openclaw_state(user) / "openclaw.json"
 
 
-def openclaw(server: Endpoint, folders: Folders) -> ClientSetup:
+def openclaw(server: Endpoint, user: User) -> ClientSetup:
     """OpenClaw: a file of ours that includes the user's; its state stays his."""
-    state, his = openclaw_state(folders), openclaw_file(folders)
+    state, his = openclaw_state(user), openclaw_file(user)
     config = openclaw_config(server)
-    file = folders.own / "openclaw.json"
+    file = user.own / "openclaw.json"
     environ = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(state)}
     if his.is_file():
-        config = {"$include": str(his.resolve()), **config}
-        roots = [folders.environ.get(_ROOTS), str(his.resolve().parent)]
+        config = _with_openclaw_file(his.resolve(), config)
+        roots = [user.environ.get(_ROOTS), str(his.resolve().parent)]
         environ[_ROOTS] = os.pathsep.join(filter(None, roots))
-    return ClientSetup("openclaw", (), environ, {file: json.dumps(config, indent=1)})
+    written = {file: json.dumps(config, indent=1)}
+    return ClientSetup("openclaw", user.arguments, environ, written)
+
+
+def _with_openclaw_file(his: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """
+    Ours, with what the user's file says.
+
+    It is included, but where agents of his have models of their own: OpenClaw joins
+    lists, so that nothing in ours could take those away.
+    """
+    said = user_json(his)
+    agents = said.get("agents")
+    if not isinstance(agents, dict):
+        agents = {}
+    left = {name: _without_models(value) for name, value in agents.items()}
+    if left == agents:
+        return {"$include": str(his), **config}
+    if isinstance(included := said.get("$include"), str):
+        said["$include"] = str(his.parent / included)
+    return merged({**said, "agents": left}, config)
+
+
+_MODEL_OF = ("subagents", "heartbeat", "compaction")  # of an agent, beside its own
+
+
+def _without_models(agent: Any) -> Any:
+    """An agent, a list of them, or what all have in common, that names no model."""
+    if isinstance(agent, list):
+        return [*map(_without_models, agent)]
+    if not isinstance(agent, dict):
+        return agent
+    rest = {name: value for name, value in agent.items() if name != "model"}
+    for name in _MODEL_OF:
+        if isinstance(inner := rest.get(name), dict):
+            rest[name] = {key: each for key, each in inner.items() if key != "model"}
+    return rest
 
 
 def pi_provider(server: Endpoint) -> dict[str, Any]:
@@ -149,21 +198,21 @@ def pi_provider(server: Endpoint) -> dict[str, Any]:
     }
 
 
-def pi_folder(folders: Folders) -> Path:
+def pi_folder(user: User) -> Path:
     """Where PI keeps its user's files."""
-    named = folders.environ.get("PI_CODING_AGENT_DIR")
-    return Path(named) if named else folders.home / ".pi/agent"
+    named = user.environ.get("PI_CODING_AGENT_DIR")
+    return Path(named) if named else user.home / ".pi/agent"
 
 
-def pi(server: Endpoint, folders: Folders) -> ClientSetup:
+def pi(server: Endpoint, user: User) -> ClientSetup:
     """PI: a folder of ours with his files linked; only its models.json is ours."""
-    his, own = pi_folder(folders), folders.own / "pi-agent"
+    his, own = pi_folder(user), user.own / "pi-agent"
     models = user_json(his / "models.json")
     providers = {**models.get("providers", {}), NAME: pi_provider(server)}
     written = {own / "models.json": json.dumps({**models, "providers": providers})}
     return ClientSetup(
         "pi",
-        ("--provider", NAME, "--model", MODEL),
+        ("--provider", NAME, "--model", MODEL, *user.arguments),
         {"PI_CODING_AGENT_DIR": str(own)},
         written,
         linked_folder(his, own, but=("models.json",)),
@@ -183,11 +232,13 @@ def codex_config(server: Endpoint) -> dict[str, str]:
     }
 
 
-def codex(server: Endpoint, folders: Folders) -> ClientSetup:
+def codex(server: Endpoint, user: User) -> ClientSetup:
     """Codex: settings on its command line; the key stands in the environment alone."""
     said = [f"{name}={value}" for name, value in codex_config(server).items()]
     arguments = [word for text in said for word in ("-c", text)]
-    return ClientSetup("codex", (*arguments, "-m", MODEL), {KEY: server.key})
+    return ClientSetup(
+        "codex", (*arguments, "-m", MODEL, *user.arguments), {KEY: server.key}
+    )
 
 
 def opencode_config(server: Endpoint) -> dict[str, Any]:
@@ -211,10 +262,14 @@ def opencode_config(server: Endpoint) -> dict[str, Any]:
     return {"model": name, "small_model": name, "provider": {NAME: provider}}
 
 
-def opencode(server: Endpoint, folders: Folders) -> ClientSetup:
-    """Opencode: settings in one variable of its environment."""
+def opencode(server: Endpoint, user: User) -> ClientSetup:
+    """Opencode: settings in one variable of its environment, which beat all files."""
+    name = "OPENCODE_CONFIG_CONTENT"
     config = opencode_config(server)
-    return ClientSetup("opencode", (), {"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+    agents = dict.fromkeys(opencode_agents(user), {"model": config["model"]})
+    his = object_in(user.environ.get(name) or "{}", name)
+    config = merged(his, {**config, **({"agent": agents} if agents else {})})
+    return ClientSetup("opencode", user.arguments, {name: json.dumps(config)})
 
 
 def qwen_environ(server: Endpoint) -> dict[str, str]:
@@ -226,9 +281,9 @@ def qwen_environ(server: Endpoint) -> dict[str, str]:
     }
 
 
-def qwen(server: Endpoint, folders: Folders) -> ClientSetup:
+def qwen(server: Endpoint, user: User) -> ClientSetup:
     """Qwen Code."""
-    arguments = ("--auth-type", "openai", "-m", MODEL)
+    arguments = ("--auth-type", "openai", "-m", MODEL, *user.arguments)
     return ClientSetup("qwen", arguments, qwen_environ(server))
 
 
@@ -245,7 +300,7 @@ def _pi_model(server: Endpoint) -> dict[str, Any]:
     }
 
 
-CLIENTS: Mapping[str, Callable[[Endpoint, Folders], ClientSetup]] = {
+CLIENTS: Mapping[str, Callable[[Endpoint, User], ClientSetup]] = {
     "claude": claude,
     "openclaw": openclaw,
     "pi": pi,

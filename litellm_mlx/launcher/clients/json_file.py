@@ -10,6 +10,15 @@ from litellm_mlx.launcher.clients.user_files import Unreadable
 
 _INDENT = re.compile(rb"^\{\s*?\n([ \t]+)")
 _ABSENT = object()
+_SECRET = re.compile(
+    r'("[^"\n]*(?:key|token|secret|password|authorization)"\s*:\s*)"(?:[^"\\]|\\.)*"',
+    re.IGNORECASE,
+)  # a string under such a name
+
+
+def without_secrets(text: str) -> str:
+    """JSON, or lines of it, to be shown: strings under names of secrets are masked."""
+    return _SECRET.sub(r'\1"***"', text)
 
 
 def parsed(data: bytes, path: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ out again.
 """
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -24,8 +23,9 @@ from litellm_mlx.launcher.clients.client_setup import (
     MODEL,
     ClientSetup,
     Endpoint,
-    Folders,
 )
+from litellm_mlx.launcher.clients.json_file import without_secrets
+from litellm_mlx.launcher.clients.user import User
 from litellm_mlx.launcher.clients.user_files import Unreadable, write_own
 from litellm_mlx.launcher.clients.user_settings import SETTINGS
 from litellm_mlx.launcher.clients.written_settings import (
@@ -39,6 +39,7 @@ from litellm_mlx.launcher.running import found_settings
 from litellm_mlx.launcher.settings import LaunchSettings
 
 _ANY_KEY = "any"
+_NOT_THE_KEY = 401
 _OUTPUT_SHARE, _MAX_OUTPUT = 4, 32768
 _INSTALL = {
     "claude": "npm install -g @anthropic-ai/claude-code",
@@ -64,8 +65,10 @@ def main(argv: Sequence[str]) -> int:
             return 0
         if options.write:
             return _write(options.client, settings, is_sure=options.yes)
-        setup = _setup(options.client, settings)
-        environ, command = _command_line(setup, rest)
+        user = _user(settings, rest)
+        setup = CLIENTS[options.client](find_endpoint(settings), user)
+        environ = _environ(setup)
+        command = [setup.program, *setup.arguments]
         if options.print:
             sys.stdout.write(described(setup, command))
             return 0
@@ -107,24 +110,20 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, given[cut + 1 :]
 
 
-def _folders(settings: LaunchSettings) -> Folders:
+def _user(settings: LaunchSettings, arguments: Sequence[str] = ()) -> User:
     own = settings.run_dir.parent / "launch"
     environ = dict(os.environ)  # noqa: TID251 - the client's
-    return Folders(Path.home(), own, environ)
+    return User(Path.home(), own, environ, arguments)
 
 
 def _journal(settings: LaunchSettings) -> Journal:
-    return Journal(_folders(settings).own / "written")
-
-
-def _setup(client: str, settings: LaunchSettings) -> ClientSetup:
-    return CLIENTS[client](find_endpoint(settings), _folders(settings))
+    return Journal(_user(settings).own / "written")
 
 
 def _write(client: str, settings: LaunchSettings, *, is_sure: bool) -> int:
     """Show what would change, ask, and write it; 1: nothing was written."""
     server = find_endpoint(settings)
-    own = SETTINGS[client](server, _folders(settings))
+    own = SETTINGS[client](server, _user(settings))
     journal = _journal(settings)
     if own.keys is None:
         sys.stdout.write(own.text)
@@ -173,7 +172,7 @@ def find_endpoint(settings: LaunchSettings, timeout_s: float = 10.0) -> Endpoint
     Args:
         timeout_s: for each of two answers.
     Raises:
-        NotRunning: one of them does not answer.
+        NotRunning: one of them does not answer, or not to this key.
     """
     assert settings.proxy is not None
     with httpx.Client(trust_env=False, timeout=timeout_s) as client:
@@ -187,6 +186,8 @@ def find_endpoint(settings: LaunchSettings, timeout_s: float = 10.0) -> Endpoint
         url = f"{settings.sidecar.url}/v1/models"
         try:
             answer = client.get(url, headers=headers)
+            if answer.status_code == _NOT_THE_KEY:
+                raise NotRunning(_wrong_key(url, has_key=bool(settings.api_key)))
             answer.raise_for_status()
             rows = answer.json()["data"]
             (model,) = [row for row in rows if MODEL in (row["id"], *row["aliases"])]
@@ -204,20 +205,23 @@ def find_endpoint(settings: LaunchSettings, timeout_s: float = 10.0) -> Endpoint
     )
 
 
+def _wrong_key(url: str, *, has_key: bool) -> str:
+    given = "MLX_API_KEY is not its key" if has_key else "MLX_API_KEY is not set"
+    return f"{url} wants a key, and {given}. Fix: that setting, in .env"
+
+
 def _start(what: str) -> str:
     return f"{what} does not answer. Fix: python3 install_and_run.py, in a terminal"
 
 
-def _command_line(
-    setup: ClientSetup, rest: Sequence[str]
-) -> tuple[dict[str, str], list[str]]:
-    """The client's environment and its command line."""
+def _environ(setup: ClientSetup) -> dict[str, str]:
+    """The client's environment."""
     environ = {**os.environ, **setup.environ}  # noqa: TID251 - the client's
     # A proxy of the environment must not see what is said on this machine.
     for name in ("NO_PROXY", "no_proxy"):
         hosts = [*filter(None, [environ.get(name)]), "127.0.0.1,localhost"]
         environ[name] = ",".join(hosts)
-    return environ, [setup.program, *setup.arguments, *rest]
+    return environ
 
 
 def described(setup: ClientSetup, command: Sequence[str]) -> str:
@@ -233,12 +237,7 @@ def described(setup: ClientSetup, command: Sequence[str]) -> str:
 def _masked(name: str, value: str) -> str:
     if name.endswith(("_KEY", "_TOKEN")) and value not in ("", _ANY_KEY):
         return "***"
-    if name == "OPENCODE_CONFIG_CONTENT":
-        config = json.loads(value)
-        for provider in config["provider"].values():
-            provider["options"]["apiKey"] = "***"
-        return json.dumps(config)
-    return value
+    return without_secrets(value)
 
 
 def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

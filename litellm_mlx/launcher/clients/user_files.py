@@ -1,9 +1,12 @@
 """Files of the user's: read, linked to, never written."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import json5
 
 from litellm_mlx.launcher.whole_files import replace_file
 
@@ -14,19 +17,47 @@ class Unreadable(Exception):
 
 def user_json(path: Path) -> dict[str, Any]:
     """
-    An object of the user's; one that is not there is empty.
+    An object of the user's, comments and all; one that is not there is empty.
 
     Raises:
         Unreadable: it is no JSON object: what stands in it would be lost.
     """
     try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
+        text = path.read_text("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
-        raise Unreadable(f"{path} cannot be read as JSON: {error}") from None
+        raise Unreadable(f"{path} cannot be read: {error}") from None
+    return object_in(text, str(path))
+
+
+def named_json(value: str) -> dict[str, Any]:
+    """An object that the user gives: itself, or a file's path."""
+    if value.lstrip().startswith("{"):
+        return object_in(value, "--settings")
+    if not Path(value).is_file():
+        raise Unreadable(f"{value}: there is no such file of settings")
+    return user_json(Path(value))
+
+
+def object_in(text: str, name: str) -> dict[str, Any]:
+    """
+    An object of JSON, or of JSON5: clients take comments in their files.
+
+    Args:
+        name: where it stands, for the error.
+    Raises:
+        Unreadable: it is none.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            found = json5.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise Unreadable(f"{name} cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):
-        raise Unreadable(f"{path} must hold an object")
+        raise Unreadable(f"{name} must hold an object")
     return found
 
 
@@ -41,6 +72,9 @@ def write_own(files: Mapping[Path, str], links: Mapping[Path, Path]) -> None:
     """
     Write files of ours for the user alone, and links to his.
 
+    What a client made in our folder before the user had it himself gives way: what a
+    folder holds goes into his, a file goes aside.
+
     Raises:
         OSError: it cannot be done.
     """
@@ -48,11 +82,27 @@ def write_own(files: Mapping[Path, str], links: Mapping[Path, Path]) -> None:
         _make_folder(link.parent)
         if link.is_symlink():
             link.unlink()
+        elif link.is_dir() and goal.is_dir():
+            _move_into(link, goal)
+        elif link.exists():
+            link.replace(link.with_name(f"{link.name}.before"))
         if not link.exists():
             link.symlink_to(goal)
     for path, text in files.items():
         _make_folder(path.parent)
         replace_file(path, text.encode(), 0o600)
+
+
+def _move_into(own: Path, his: Path) -> None:
+    """Move what a folder of ours holds, but for what he has by the same name."""
+    for entry in own.iterdir():
+        goal = his / entry.name
+        if entry.is_dir() and goal.is_dir():
+            _move_into(entry, goal)
+        elif not goal.exists():
+            shutil.move(entry, goal)
+    if not any(own.iterdir()):
+        own.rmdir()
 
 
 def _make_folder(folder: Path) -> None:

@@ -17,7 +17,6 @@ from litellm_mlx.launcher.clients.client_setup import (
     MODEL,
     NAME,
     Endpoint,
-    Folders,
     claude_environ,
     codex_config,
     openclaw_config,
@@ -27,6 +26,7 @@ from litellm_mlx.launcher.clients.client_setup import (
     pi_provider,
     qwen_environ,
 )
+from litellm_mlx.launcher.clients.user import User
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,20 @@ def _text(keys: Mapping[str, Any]) -> str:
     return json.dumps(keys, indent=2) + "\n"
 
 
-def _claude(server: Endpoint, folders: Folders) -> UserSettings:
-    named = folders.environ.get("CLAUDE_CONFIG_DIR")
-    folder = Path(named) if named else folders.home / ".claude"
+def _claude(server: Endpoint, user: User) -> UserSettings:
+    named = user.environ.get("CLAUDE_CONFIG_DIR")
+    folder = Path(named) if named else user.home / ".claude"
     return _json(folder / "settings.json", {"env": claude_environ(server)})
 
 
-def _pi(server: Endpoint, folders: Folders) -> UserSettings:
+def _pi(server: Endpoint, user: User) -> UserSettings:
     keys = {"providers": {NAME: pi_provider(server)}}
-    return _json(pi_folder(folders) / "models.json", keys)
+    return _json(pi_folder(user) / "models.json", keys)
 
 
-def _opencode(server: Endpoint, folders: Folders) -> UserSettings:
-    named = folders.environ.get("XDG_CONFIG_HOME")
-    folder = (Path(named) if named else folders.home / ".config") / "opencode"
+def _opencode(server: Endpoint, user: User) -> UserSettings:
+    named = user.environ.get("XDG_CONFIG_HOME")
+    folder = (Path(named) if named else user.home / ".config") / "opencode"
     keys = opencode_config(server)
     commented = folder / "opencode.jsonc"
     if commented.exists():
@@ -73,29 +73,29 @@ def _opencode(server: Endpoint, folders: Folders) -> UserSettings:
     return _json(folder / "opencode.json", keys)
 
 
-def _qwen(server: Endpoint, folders: Folders) -> UserSettings:
+def _qwen(server: Endpoint, user: User) -> UserSettings:
     keys = {
         "env": qwen_environ(server),
         "security": {"auth": {"selectedType": "openai"}},
         "model": {"name": MODEL},
     }
-    return _json(folders.home / ".qwen/settings.json", keys)
+    return _json(user.home / ".qwen/settings.json", keys)
 
 
-def _codex(server: Endpoint, folders: Folders) -> UserSettings:
-    named = folders.environ.get("CODEX_HOME")
-    folder = Path(named) if named else folders.home / ".codex"
+def _codex(server: Endpoint, user: User) -> UserSettings:
+    named = user.environ.get("CODEX_HOME")
+    folder = Path(named) if named else user.home / ".codex"
     values = {"model": f'"{MODEL}"', **codex_config(server)}
     lines = [f"{name} = {value}" for name, value in values.items()]
     hint = f"# Above the first table; {KEY} must stand in the editor's environment."
     return UserSettings(folder / "config.toml", None, "\n".join([hint, *lines, ""]))
 
 
-def _openclaw(server: Endpoint, folders: Folders) -> UserSettings:
-    return UserSettings(openclaw_file(folders), None, _text(openclaw_config(server)))
+def _openclaw(server: Endpoint, user: User) -> UserSettings:
+    return UserSettings(openclaw_file(user), None, _text(openclaw_config(server)))
 
 
-SETTINGS: Mapping[str, Callable[[Endpoint, Folders], UserSettings]] = {
+SETTINGS: Mapping[str, Callable[[Endpoint, User], UserSettings]] = {
     "claude": _claude,
     "openclaw": _openclaw,
     "pi": _pi,

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -24,10 +23,6 @@ from litellm_mlx.launcher.clients.user_files import Unreadable, write_own
 from litellm_mlx.launcher.whole_files import replace_file
 
 _NOTED = {"path", "copy", "was", "written", "keys"}
-_SECRET = re.compile(
-    r'("[^"\n]*(?:key|token|secret|password|authorization)"\s*:\s*)"(?:[^"\\]|\\.)*"',
-    re.IGNORECASE,
-)  # a string under such a name
 _MODE = 0o600  # of a file that was not there: it holds a key
 
 
@@ -52,18 +47,13 @@ class SettingsChange:
 
     def difference(self) -> str:
         """What changes, line by line, without the values of keys and tokens."""
-        texts = [
-            _SECRET.sub(r'\1"***"', t.decode())
-            for t in (self.before or b"", self.after)
-        ]
-        before, after = (text.splitlines() for text in texts)
+        before, after = (
+            json_file.without_secrets(text.decode()).splitlines()
+            for text in (self.before or b"", self.after)
+        )
         name = str(self.path)
         lines = difflib.unified_diff(before, after, name, name, lineterm="")
         return "\n".join(lines) + "\n"
-
-
-def _shown(data: bytes) -> list[str]:
-    return _SECRET.sub(r'\1"***"', data.decode()).splitlines()
 
 
 class Journal:
