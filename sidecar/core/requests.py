@@ -254,6 +254,8 @@ class ClientInfo:
         session_source: the field that named the session, e.g. `metadata.thread_id`.
         parents, branch: what the client says of the session's place among others.
         parent_sources, branch_source: the fields that named those.
+        thread: the client's name for a conversation within the session that is not its
+            first one, such as a sub-agent's.
     """
 
     session: str | None = None
@@ -268,6 +270,7 @@ class ClientInfo:
     is_key_checked: bool = False
     is_batch: bool = False
     address: str = ""
+    thread: str | None = None
 
     def with_key(
         self, key_id: str | None, address: str = "", *, is_batch: bool = False
@@ -301,6 +304,7 @@ class ClientInfo:
         object.__setattr__(self, "session", short_id(self.session))
         object.__setattr__(self, "api_key_id", short_id(self.api_key_id))
         object.__setattr__(self, "branch", short_id(self.branch))
+        object.__setattr__(self, "thread", short_id(self.thread))
         parents = tuple(short_id(name) or "" for name in self.parents)
         object.__setattr__(self, "parents", parents)
         if self.user_agent is not None:

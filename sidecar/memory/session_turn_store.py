@@ -28,6 +28,7 @@ _REFUSALS_BEFORE_REPLACE = 3
 _MAX_DESCRIPTORS = 8
 _MAX_PARENTS = 8
 _IMPLICIT_IDS = 128
+_NAMED = "named "  # begins a thread that its client named
 _Named = tuple[str | None, str]  # a key, the name of a session of it
 ToolNames = tuple[tuple[str, str], ...]  # of each tool, in order: name, digest
 
@@ -191,9 +192,10 @@ class TurnStore:
         The thread that a client may have made a new one of, by compaction or an edit.
 
         It is the last one of a session with a name that begins with the same system
-        text and has a message in common behind it: a sub-agent has its own.
+        text and has a message in common behind it: a sub-agent has its own, or its
+        client names its thread.
         """
-        if is_implicit(conversation.session):
+        if is_implicit(conversation.session) or conversation.thread.startswith(_NAMED):
             return None
         for other in reversed(self._threads):
             thread = self._threads[other]
@@ -308,8 +310,15 @@ def tool_names(tools: Sequence[Tool]) -> ToolNames:
     return tuple((tool.name, _digest_of(dump_bytes(tool.raw))) for tool in tools)
 
 
-def thread_name(marked: Sequence[MarkedMessage]) -> str:
-    """The thread of a conversation: its first user message, canonical."""
+def thread_name(marked: Sequence[MarkedMessage], named: str | None = None) -> str:
+    """
+    The thread of a conversation: its first user message, canonical.
+
+    Args:
+        named: the client's own name for it, if it has one.
+    """
+    if named is not None:
+        return f"{_NAMED}{named}"
     for item in marked:
         if item.message.role == "user":
             return _digest(canonical_text(item.pieces))

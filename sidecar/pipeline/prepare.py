@@ -442,7 +442,7 @@ class Pipeline:
             else:
                 proved_until = continued.last
         elif client.session is not None:
-            name = session_turn_store.thread_name(healed_history.marked)
+            name = session_turn_store.thread_name(healed_history.marked, client.thread)
             thread = Conversation(client.api_key_id, session, name)
         elif (
             found is not None

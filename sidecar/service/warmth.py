@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from sidecar.core.conversation import Conversation
+from sidecar.core.conversation import Conversation, is_implicit
 from sidecar.core.prompt import LOST_SLACK, CacheReport, Divergence, EarlierTurn
 from sidecar.core.requests import ChatRequest
 from sidecar.core.warmth import WARM, Warmth
@@ -21,6 +21,7 @@ from sidecar.pipeline.prepare import PreparedPrompt
 from sidecar.service.earlier_sessions import EarlierSessions
 
 _WINDOW_CHARS = 40
+_NEARLY_ALL = 0.9  # of a prompt: nothing is to be explained
 _BEGAN = time.time()  # of this process, Unix seconds
 _CUTS = {"edited", "branched", "compacted"}
 
@@ -80,6 +81,8 @@ def explain(
         earlier_sessions.note(conversation, words)
         if not any(message.role == "assistant" for message in request.messages):
             reason = _why_new(report)
+        elif cached_len >= _NEARLY_ALL * prepared.num_tokens:
+            return WARM
         elif is_restarted:
             reason = _restarted(is_on_disk=memory.unwritten_turns is not None)
         else:
@@ -153,12 +156,11 @@ def _why_unknown(memory: ConversationMemory, conversation: Conversation) -> _Rea
     if memory.turns.has_expired(conversation):
         detail = "nobody went on with this session for too long"
         return _Reason("expired", detail, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS")
-    detail = (
-        "nothing is known of this conversation: it was begun elsewhere, or shortly "
-        f"before {_clock(_BEGAN)}, when the server started, or its client edits it and "
-        "names no session"
-    )
-    return _Reason("unknown_past", detail)
+    detail = f"it was begun elsewhere, or shortly before {_clock(_BEGAN)}, when the "
+    detail += "server started"
+    if is_implicit(conversation.session):
+        detail = f"its client names no session, and has rewritten it; or {detail}"
+    return _Reason("unknown_past", f"nothing is known of this conversation: {detail}")
 
 
 def _why_lost(

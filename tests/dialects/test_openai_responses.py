@@ -75,6 +75,23 @@ def test_which_field_named_the_session(
     assert request.client.session_source == source
 
 
+@pytest.mark.parametrize(
+    ("metadata", "thread"),
+    [
+        ({"session_id": "s", "thread_id": "s"}, None),
+        ({"session_id": "s", "thread_id": "t"}, "t"),
+        ({"session_id": "s", "thread_id": 5}, None),
+        ({"session_id": "s"}, None),
+    ],
+)
+def test_a_sub_agent_of_codex_is_another_thread_of_its_session(
+    metadata: Json, thread: str | None
+) -> None:
+    body = {"model": "m", "input": "hi", "client_metadata": metadata}
+    request, _ = parse_responses(body, input_items(body), "r", {})
+    assert (request.client.session, request.client.thread) == ("s", thread)
+
+
 def test_a_limit_is_refused_under_the_name_that_was_sent() -> None:
     """It is read as max_tokens."""
     with pytest.raises(BadRequest, match="^max_output_tokens must be a whole") as said:

@@ -60,7 +60,7 @@ def test_a_changed_conversation(app: App, agent: str, change: str) -> None:
     cause, plant = CHANGES[change]
     talk = new_talk(agent)
     before = send(app, talk)
-    assert before["warmth"]["cause"] == "unknown_past"
+    assert before["warmth"]["cause"] in ("unknown_past", "")
     plant(talk)
     check(send(app, talk), before, cause)
 
@@ -229,7 +229,40 @@ def test_what_nobody_can_know_is_not_made_up(app: App) -> None:
 
     assert ask("tasks", f"Task one. {'x ' * 99}") == ("first_seen", 0)
     assert ask("tasks", f"Task two. {'y ' * 99}") == ("other_prefix", 0)
-    assert ask("shots", "Say a.", "a", "Say b.") == ("unknown_past", 0)
+    assert ask("shots", "Say a. " * 99, "a", "Say b.") == ("unknown_past", 0)
+
+
+def test_a_sub_agent_with_a_thread_of_its_own_has_lost_nothing(app: App) -> None:
+    """Codex: one session, the same first words, other tools, a thread's name."""
+    httpx.post(f"{app.url}/admin/cache/clear", timeout=60).raise_for_status()
+    tools = [
+        {"type": "function", "name": name, "parameters": {"type": "object"}}
+        for name in ("read", "spawn")
+    ]
+
+    def ask(thread: str, offered: list[dict[str, Any]], *said: str) -> str:
+        roles = ("user", "user", "assistant")
+        body = {
+            "model": "local",
+            "instructions": "You do tasks. " * 40,
+            "input": [
+                {"role": role, "content": text}
+                for role, text in zip(
+                    roles, ("The folder is empty.", *said), strict=True
+                )
+            ],
+            "tools": offered,
+            "max_output_tokens": 16,
+            "client_metadata": {"session_id": "codex", "thread_id": thread},
+        }
+        row = send(app, Talk("/v1/responses", body))
+        cause: str = row["warmth"]["cause"]
+        return cause
+
+    main = ("Do it. " * 40, "Done.")
+    ask("codex", tools, *main)
+    assert ask("codex", tools[:1], *main) == "tools"
+    assert ask("sub", tools[:1], *main) == ""  # all but its end is the main one's
 
 
 def test_what_was_forgotten_meanwhile_is_not_shown(app: App) -> None:

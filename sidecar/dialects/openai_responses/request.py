@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -187,10 +187,15 @@ def _top_logprobs(fields: Fields) -> int | None:
 
 
 def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:
+    """Codex has one session for a talk and its sub-agents, and a name for each."""
     client = read_client(body, headers.get("user-agent"))
-    if client.session is not None:
-        return client
     metadata = body.get("client_metadata")
-    inner = metadata.get("session_id") if isinstance(metadata, dict) else None
-    named = {f"header {name}": headers.get(name) for name in _SESSION_HEADERS}
-    return client.with_session({**named, "client_metadata.session_id": inner})
+    inner = metadata if isinstance(metadata, dict) else {}
+    if client.session is None:
+        named = {f"header {name}": headers.get(name) for name in _SESSION_HEADERS}
+        named["client_metadata.session_id"] = inner.get("session_id")
+        client = client.with_session(named)
+    thread = inner.get("thread_id")
+    if isinstance(thread, str) and thread and thread != client.session:
+        return replace(client, thread=thread)
+    return client
