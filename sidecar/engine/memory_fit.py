@@ -27,6 +27,7 @@ _FIRST, _CHUNK = 48, 96  # tokens, one behind the other: a load waits for them
 _LARGE_DEPTH, _LARGE_DEPTH_BYTES = 4096, 512 << 20  # the less of both
 _NEAR = 256  # tokens by which most KV grows at a time
 _CPU_DEPTH = 512  # nothing is fused there, so that this much shows it, and it is slow
+_CPU_DEPTH_RECURRENT = 2048  # two longer chunks lie before it
 # MLX lets ten command buffers be in flight, so that a few layers grow at a time: on an
 # H100 750 of 4,870 MB were held twice, which are 5.5 of 36 layers.
 _LAYERS_GROWING = 8
@@ -118,17 +119,20 @@ def _fit(
     first = prober.compute(_FIRST)
     yield
     windows = [_window(atom) for atom in kv_layers.atoms(prober.cache)]
-    chunk = _segment(prober) if None in windows else prober.compute(_CHUNK)
+    is_recurrent = None in windows
+    near, chunk = _computed_twice(prober, is_recurrent=is_recurrent)
     yield
-    if quantization is None and None in windows:  # what else there is may grow
+    if quantization is None and is_recurrent:  # what else there is may grow
         growing, fixed = lazy_kv_sizes(model.new_cache, model.forward)
     else:
         growing, fixed = kv_sizes(prober.cache)
     buffers = len(kv_layers.arrays_of(prober.cache))
-    deep = _at_large_depth(model, prober, growing) if growing else None
-    per_pair = _slope(chunk, deep) if deep else _slope(first, chunk)
+    deep = None
+    if growing and _deepen(model, prober, growing, is_recurrent=is_recurrent):
+        _, deep = _computed_twice(prober, is_recurrent=is_recurrent)
+    per_pair = _slope(near, deep) if deep else _slope(first, chunk)
     per_token = max(first.cost / _FIRST, chunk.cost / chunk.num_tokens)
-    per_square = _excess(first, chunk) if None in windows else 0.0
+    per_square = _excess(first, chunk) if is_recurrent else 0.0
     if not growing:  # a chunk's tokens meet the window and each other, and no more
         window = max(size or 0 for size in windows)
         per_token += per_pair * (window + step_size if window else 0)
@@ -148,29 +152,38 @@ def _fit(
     return fitted, chunk.seconds / chunk.num_tokens
 
 
-def _segment(prober: _Prober) -> _Computed:
+def _computed_twice(
+    prober: _Prober, *, is_recurrent: bool
+) -> tuple[_Computed, _Computed]:
     """
-    The dearer of two chunks as long as recurrent layers take at a time.
+    The cheaper and the dearer of two chunks; of a model without recurrent layers one.
 
-    What such a chunk takes hangs on how far the device is behind the host: on a busy
-    CPU a shorter one showed less than half of what a whole one took.
+    Recurrent layers take as many tokens at a time as these have. What that takes hangs
+    on how far the device is behind the host: on a busy CPU a shorter chunk showed less
+    than half of what a whole one took, and one of two less than the other.
     """
+    if not is_recurrent:
+        return (computed := prober.compute(_CHUNK)), computed
     found = [prober.compute(SEGMENT) for _ in range(2)]
-    return max(found, key=lambda computed: computed.cost)
+    low, high = sorted(found, key=lambda computed: computed.cost)
+    return low, high
 
 
-def _at_large_depth(
-    model: LoadedModel, prober: _Prober, kv_per_token: int
-) -> _Computed | None:
-    """A chunk far behind the first; None: the model's layers are to be equally deep."""
-    most = _CPU_DEPTH if mx.default_device() == mx.cpu else _LARGE_DEPTH
+def _deepen(
+    model: LoadedModel, prober: _Prober, kv_per_token: int, *, is_recurrent: bool
+) -> bool:
+    """Go far behind the first chunks; False: the layers are to be equally deep."""
+    most = _LARGE_DEPTH
+    if mx.default_device() == mx.cpu:
+        most = _CPU_DEPTH_RECURRENT if is_recurrent else _CPU_DEPTH
     depth = min(most, _LARGE_DEPTH_BYTES // kv_per_token)
     try:
         prober.deepen(depth)
-        return prober.compute(_CHUNK)
+        prober.compute(1)
     except (ValueError, TypeError) as error:
         logger.info("depth not tried in fitting memory model=%s: %s", model.name, error)
-        return None
+        return False
+    return True
 
 
 def _slope(near: _Computed, far: _Computed) -> float:

@@ -1,5 +1,6 @@
 """What the model of a prompt's memory says, against what the prompt takes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sidecar.kv import kv_layers
 from sidecar.kv.quantization import KVQuantization
 from tools.tiny_checkpoints import make_text
 
+Loaded = Callable[[str], LoadedModel]
 STEP, NUM_STEPS = 256, 6
 GIB = 1 << 30
 ARCHITECTURES = ("qwen3", "gemma3_text", "falcon_h1", "mamba2")
@@ -36,6 +38,13 @@ def test_a_prompt_takes_what_was_foreseen(
     shares = [actual / foreseen for actual, foreseen in prefilled(model, fitted)]
     assert max(shares) <= 1.0, shares
     assert shares[-1] >= 0.25, shares
+
+
+def test_depth_costs_no_less_than_none(tiny_model: Loaded) -> None:
+    """The chunks that it is measured by are as long as those before them."""
+    model = tiny_model("hybrid")
+    fits = [run_to_end(fit_memory(model, STEP))[0] for _ in range(3)]
+    assert min(fitted.per_pair for fitted in fits) > 0
 
 
 def test_quantised_kv_is_foreseen(tmp_path: Path) -> None:

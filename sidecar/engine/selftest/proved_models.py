@@ -25,7 +25,7 @@ from sidecar.engine.loading.model_identity import (
 from sidecar.engine.memory_model import MemoryModel, TowerCost
 from sidecar.kv.disk.record_file import RecordFile
 
-_VERSION = 5
+_VERSION = 6
 _MAX_RECORDS = 64
 
 
