@@ -39,6 +39,15 @@ def test_each_line_names_what_is_there(request: pytest.FixtureRequest) -> None:
         found = {name for name in found if not of_lane.match(name)}
 
 
+def test_this_very_run_has_chosen_its_lane(request: pytest.FixtureRequest) -> None:
+    """In a worker, too, which reads the same command line."""
+    options, mark = request.config.option, request.node.get_closest_marker
+    if options.lane:
+        assert options.markexpr.startswith(f"{options.lane} and not slow")
+        assert mark(options.lane)
+    assert not mark("slow")
+
+
 def test_workers_choose_as_one_process_does() -> None:
     """What is in another lane, or runs by hand, does not run in them."""
     command = [sys.executable, "-m", "pytest", "-n", "2", "-q", QUICK, "--rest"]
