@@ -107,7 +107,8 @@ class EarlierSessions:
         return _UNNAMED if is_implicit(name) else self._digest(name)
 
     def _digest(self, text: str) -> str:
-        return hashlib.sha256(f"{self._salt}{text}".encode()).hexdigest()[:16]
+        data = f"{self._salt}{text}".encode("utf-8", "surrogatepass")
+        return hashlib.sha256(data).hexdigest()[:16]
 
     def _content(self) -> dict[str, Any]:
         with self._lock:

@@ -118,6 +118,7 @@ def test_a_session_without_a_name_is_forgotten_with_those_of_its_key(
         '{"salt": "s", "conversations": 5}',
         '{"salt": "s", "conversations": [["a"]]}',
         '{"salt": "s", "conversations": [[1, 2, 3, 4]]}',
+        '{"salt": "\\ud800", "conversations": [["\\ud800", "b", "c"]]}',
     ],
 )
 def test_a_damaged_file_counts_as_none(tmp_path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ The real ones are run by `python -m tests.clients.launched` (docs/clients.md).
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -171,7 +172,15 @@ def test_what_cannot_be_started_says_why(user: User) -> None:
     assert os.listdir(user.home / ".pi/agent") != []
     done = user.launch("claude", "--", "--settings", "none.json")
     assert done.returncode == 1
-    assert "none.json: there is no such file" in done.stderr
+    assert "--settings must be an object, or a file that is there" in done.stderr
+    secret = json.dumps([{"env": {"ANTHROPIC_API_KEY": "sk-mine" * 99}}])
+    done = user.launch("claude", "--", "--settings", secret)
+    assert done.returncode == 1
+    assert "sk-mine" not in done.stderr
+    (user.home / ".pi/agent/models.json").write_text('{"providers": ["x"]}')
+    assert "providers must be an object" in user.launch("pi").stderr
+    os.mkfifo(user.home / "opencode.json")
+    assert "opencode.json is no file" in user.launch("opencode").stderr
 
 
 def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -198,41 +207,79 @@ def test_claude_code_asks_no_cloud_that_its_user_has_set(user: User) -> None:
     assert told(user.launch("claude", "--", *words))["argv"][2:] == words
 
 
-def test_opencodes_agents_are_on_the_local_model(user: User) -> None:
-    """Those of its user's files, of the project's, and of his variable."""
-    config = user.home / ".config/opencode"
+def test_opencodes_agents_are_on_the_local_model(user: User, tmp_path: Path) -> None:
+    """Those of its user's files, of the projects', and of his variable."""
+    config, far = user.home / ".config/opencode", tmp_path / "far"
     (config / "agents").mkdir(parents=True)
     (config / "opencode.jsonc").write_text(
         '{ // mine\n "agent": {"build": {"model": "other/dead"}, "plan": {}},}'
     )
-    (config / "agents/review.md").write_text("---\nmodel: other/dead\n---\nRead.\n")
-    (config / "agents/free.md").write_text("---\nmode: all\n---\nmodel: none\n")
+    far.mkdir()
+    heads = {
+        config / "agents/review.md": "---\nmodel: o/d\n---\nRead.\n",
+        config / "agents/marked.md": '\ufeff---\n"model": o/d\n---\n',
+        config / "agents/odd.md": "---\na: [\nmodel: o/d\n---\n",
+        config / "agents/free.md": "---\nmode: all\n---\nmodel: none\n",
+        far / "linked.md": "---\n{model: o/d}\n---\n",
+    }
+    for file, text in heads.items():
+        file.write_text(text)
+    (config / "agents/folder.md").mkdir()
+    (config / "agents/sub").symlink_to(far)
+    (config / "agents/sub/round").symlink_to(config / "agents")
     (user.home / "opencode.json").write_text('{"mode": {"own": {"model": "o/d"}}}')
-    his = json.dumps({"theme": "mine", "agent": {"build": {"temperature": 0.5}}})
-    done = user.launch("opencode", OPENCODE_CONFIG_CONTENT=his)
+    (far / "opencode.json").write_text('{"agent": {"there": {"model": "o/d"}}}')
+    agents = {"build": {"temperature": 0.5}, "said": {"model": "o/d"}}
+    his = {"theme": "mine", "agent": agents, "mcp": {"x": {"PAT": "sk-of-mine"}}}
+    words = ("run", f"--dir={far}", "--key", "sk-of-mine")
+    done = user.launch(
+        "opencode", "--", *words, OPENCODE_CONFIG_CONTENT=json.dumps(his)
+    )
+    assert "sk-of-mine" not in done.stderr
     said = json.loads(told(done)["env"]["OPENCODE_CONFIG_CONTENT"])
     assert said["theme"] == "mine"
-    assert said["agent"] == {
-        "build": {"temperature": 0.5, "model": "litellm-mlx/local"},
-        "review": {"model": "litellm-mlx/local"},
-        "own": {"model": "litellm-mlx/local"},
-    }
+    ours = {"model": "litellm-mlx/local"}
+    assert said["mode"] == {"own": ours}
+    assert said["agent"].pop("build") == {"temperature": 0.5, **ours}
+    names = {"review", "marked", "odd", "sub/linked", "there", "said"}
+    assert {name for name, agent in said["agent"].items() if agent == ours} >= names
+    assert not {"free", "plan", "folder"} & set(said["agent"])
 
 
-def test_openclaws_agents_are_on_the_local_model(user: User) -> None:
+@pytest.mark.parametrize("form", ["list", "entries", "nested", "included"])
+def test_openclaws_agents_are_on_the_local_model(user: User, form: str) -> None:
     """A file that names other models is not included: their lists would be joined."""
-    (user.home / ".openclaw/openclaw.json").write_text(
-        "// mine\n{agents: {list: [{id: 'main', model: 'other/dead', name: 'Me'}], "
-        "defaults: {model: {primary: 'o/d', fallbacks: ['cloud/m']}, timeout: 9}}, "
-        "gateway: {mode: 'local'}, $include: 'more.json'}"
+    his = user.home / ".openclaw"
+    (his / "more.json5").write_text(
+        "// more\n{agents: {list: [{id: 'two', model: 'o/d'}]}, more: [1]}"
+    )
+    (his / "only.json").write_text("{timeout: 9, list: [{id: 'two'}]}")
+    defaults = "defaults: {model: {primary: 'o/d', fallbacks: ['cloud/m']}}"
+    agents = {
+        "list": f"{{list: [{{id: 'main', model: 'o/d'}}], timeout: 9, {defaults}}}",
+        "entries": "{entries: {main: {model: 'o/d', name: 'Me'}}, timeout: 9}",
+        "nested": f"{{$include: './only.json', {defaults}}}",
+        "included": "{timeout: 9}",
+    }[form]
+    (his / "openclaw.json").write_text(
+        f"// mine\n{{agents: {agents}, $include: ['more.json5'], more: [2]}}"
     )
     path = told(user.launch("openclaw"))["env"]["OPENCLAW_CONFIG_PATH"]
-    said = json.loads(Path(path).read_text())
-    assert said["agents"]["list"] == [{"id": "main", "name": "Me"}]
-    defaults = said["agents"]["defaults"]
-    assert defaults["model"] == {"primary": "litellm-mlx/local"}
-    assert (defaults["timeout"], said["gateway"]) == (9, {"mode": "local"})
-    assert said["$include"] == str(user.home / ".openclaw/more.json")
+    text = Path(path).read_text()
+    said = json.loads(text)
+    assert not any(model in text for model in ("o/d", "cloud/m", "$include"))
+    assert said["agents"]["defaults"]["model"] == {"primary": "litellm-mlx/local"}
+    assert (said["agents"]["timeout"], said["more"]) == (9, [1, 2])
+    assert {"id": "two"} in said["agents"]["list"]
+    if form == "entries":
+        assert said["agents"]["entries"] == {"main": {"name": "Me"}}
+
+
+def test_openclaws_files_that_include_each_other_are_told(user: User) -> None:
+    (user.home / ".openclaw/openclaw.json").write_text("{$include: 'openclaw.json'}")
+    done = user.launch("openclaw")
+    assert done.returncode == 1
+    assert "include each other" in done.stderr
 
 
 def test_what_pi_made_first_gives_way_to_what_its_user_has(user: User) -> None:
@@ -245,15 +292,27 @@ def test_what_pi_made_first_gives_way_to_what_its_user_has(user: User) -> None:
     assert "mine" in json.loads((own / "models.json").read_text())["providers"]
     (own / "sessions/work").mkdir(parents=True)
     (own / "sessions/work/ours.jsonl").write_text("ours\n")
+    (own / "sessions/work/both.jsonl").write_text("ours\n")
     (own / "auth.json").write_text("{}")
     (his / "sessions/work").mkdir(parents=True)
     (his / "sessions/work/his.jsonl").write_text("his\n")
+    (his / "sessions/work/both.jsonl").write_text("his\n")
     (his / "auth.json").write_text('{"anthropic": 1}')
     assert told(user.launch("pi"))
     assert (own / "auth.json").read_text() == '{"anthropic": 1}'
     talks = {file.name for file in (own / "sessions/work").iterdir()}
-    assert talks == {"ours.jsonl", "his.jsonl"}
+    assert talks == {"ours.jsonl", "his.jsonl", "both.jsonl", "both.2.jsonl"}
     assert (his / "sessions/work/ours.jsonl").read_text() == "ours\n"
+    assert (his / "sessions/work/both.jsonl").read_text() == "his\n"
+    assert (his / "sessions/work/both.2.jsonl").read_text() == "ours\n"
+    assert (own / "auth.json.before").read_text() == "{}"
+    # From within the launched PI, whose folder is ours.
+    again = told(user.launch("pi", PI_CODING_AGENT_DIR=str(own)))
+    assert again["env"]["PI_CODING_AGENT_DIR"] == str(own)
+    assert (own / "auth.json").read_text() == '{"anthropic": 1}'
+    shutil.rmtree(his)
+    assert told(user.launch("pi"))
+    assert not any(entry.is_symlink() for entry in own.iterdir())
 
 
 def test_a_sidecar_with_another_key_is_not_called_dead(

@@ -14,9 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from litellm_mlx.launcher.clients.json_file import merged
+from litellm_mlx.launcher.clients.openclaw_file import (
+    names_no_model,
+    openclaw_said,
+    without_models,
+)
 from litellm_mlx.launcher.clients.opencode_agents import opencode_agents
 from litellm_mlx.launcher.clients.user import User
 from litellm_mlx.launcher.clients.user_files import (
+    Unreadable,
     linked_folder,
     named_json,
     object_in,
@@ -57,7 +63,7 @@ class ClientSetup:
     A client on its way.
 
     Args:
-        program: to be found on PATH. arguments: all, the user's own among them.
+        program: to be found on PATH. arguments: ours. given: the user's, behind them.
         environ: what is set. files: of ours, by path, for the user alone.
         links: of ours as well: path -> what it leads to.
     """
@@ -67,6 +73,7 @@ class ClientSetup:
     environ: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
     links: Mapping[Path, Path] = field(default_factory=dict)
+    given: Sequence[str] = ()
 
 
 def claude_environ(server: Endpoint) -> dict[str, str]:
@@ -79,6 +86,7 @@ def claude_environ(server: Endpoint) -> dict[str, str]:
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
         "ANTHROPIC_DEFAULT_SONNET_MODEL": MODEL,
         "ANTHROPIC_DEFAULT_OPUS_MODEL": MODEL,
+        "ANTHROPIC_DEFAULT_FABLE_MODEL": MODEL,
         "CLAUDE_CODE_SUBAGENT_MODEL": MODEL,
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
@@ -108,7 +116,8 @@ def claude(server: Endpoint, user: User) -> ClientSetup:
     text = json.dumps(merged(theirs, {"env": own}), indent=1)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     file = user.own / f"claude-settings-{digest}.json"  # another start has another
-    return ClientSetup("claude", ("--settings", str(file), *rest), own, {file: text})
+    ours = ("--settings", str(file))
+    return ClientSetup("claude", ours, own, {file: text}, given=rest)
 
 
 def openclaw_config(server: Endpoint) -> dict[str, Any]:
@@ -145,46 +154,15 @@ def openclaw(server: Endpoint, user: User) -> ClientSetup:
     file = user.own / "openclaw.json"
     environ = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(state)}
     if his.is_file():
-        config = _with_openclaw_file(his.resolve(), config)
+        said = openclaw_said(his.resolve())
+        if names_no_model(said):
+            config = {"$include": str(his.resolve()), **config}
+        else:  # it joins lists: nothing in ours could take his models away
+            config = merged(without_models(said), config)
         roots = [user.environ.get(_ROOTS), str(his.resolve().parent)]
         environ[_ROOTS] = os.pathsep.join(filter(None, roots))
     written = {file: json.dumps(config, indent=1)}
-    return ClientSetup("openclaw", user.arguments, environ, written)
-
-
-def _with_openclaw_file(his: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """
-    Ours, with what the user's file says.
-
-    It is included, but where agents of his have models of their own: OpenClaw joins
-    lists, so that nothing in ours could take those away.
-    """
-    said = user_json(his)
-    agents = said.get("agents")
-    if not isinstance(agents, dict):
-        agents = {}
-    left = {name: _without_models(value) for name, value in agents.items()}
-    if left == agents:
-        return {"$include": str(his), **config}
-    if isinstance(included := said.get("$include"), str):
-        said["$include"] = str(his.parent / included)
-    return merged({**said, "agents": left}, config)
-
-
-_MODEL_OF = ("subagents", "heartbeat", "compaction")  # of an agent, beside its own
-
-
-def _without_models(agent: Any) -> Any:
-    """An agent, a list of them, or what all have in common, that names no model."""
-    if isinstance(agent, list):
-        return [*map(_without_models, agent)]
-    if not isinstance(agent, dict):
-        return agent
-    rest = {name: value for name, value in agent.items() if name != "model"}
-    for name in _MODEL_OF:
-        if isinstance(inner := rest.get(name), dict):
-            rest[name] = {key: each for key, each in inner.items() if key != "model"}
-    return rest
+    return ClientSetup("openclaw", (), environ, written, given=user.arguments)
 
 
 def pi_provider(server: Endpoint) -> dict[str, Any]:
@@ -207,15 +185,21 @@ def pi_folder(user: User) -> Path:
 def pi(server: Endpoint, user: User) -> ClientSetup:
     """PI: a folder of ours with his files linked; only its models.json is ours."""
     his, own = pi_folder(user), user.own / "pi-agent"
+    if his.resolve() == own.resolve():  # started from within a PI that was launched
+        his = user.home / ".pi/agent"
     models = user_json(his / "models.json")
-    providers = {**models.get("providers", {}), NAME: pi_provider(server)}
-    written = {own / "models.json": json.dumps({**models, "providers": providers})}
+    providers = models.get("providers", {})
+    if not isinstance(providers, dict):
+        raise Unreadable(f"{his / 'models.json'}: providers must be an object")
+    models = merged(models, {"providers": {NAME: pi_provider(server)}})
+    written = {own / "models.json": json.dumps(models)}
     return ClientSetup(
         "pi",
-        ("--provider", NAME, "--model", MODEL, *user.arguments),
+        ("--provider", NAME, "--model", MODEL),
         {"PI_CODING_AGENT_DIR": str(own)},
         written,
         linked_folder(his, own, but=("models.json",)),
+        user.arguments,
     )
 
 
@@ -236,9 +220,8 @@ def codex(server: Endpoint, user: User) -> ClientSetup:
     """Codex: settings on its command line; the key stands in the environment alone."""
     said = [f"{name}={value}" for name, value in codex_config(server).items()]
     arguments = [word for text in said for word in ("-c", text)]
-    return ClientSetup(
-        "codex", (*arguments, "-m", MODEL, *user.arguments), {KEY: server.key}
-    )
+    ours = (*arguments, "-m", MODEL)
+    return ClientSetup("codex", ours, {KEY: server.key}, given=user.arguments)
 
 
 def opencode_config(server: Endpoint) -> dict[str, Any]:
@@ -266,10 +249,11 @@ def opencode(server: Endpoint, user: User) -> ClientSetup:
     """Opencode: settings in one variable of its environment, which beat all files."""
     name = "OPENCODE_CONFIG_CONTENT"
     config = opencode_config(server)
-    agents = dict.fromkeys(opencode_agents(user), {"model": config["model"]})
     his = object_in(user.environ.get(name) or "{}", name)
-    config = merged(his, {**config, **({"agent": agents} if agents else {})})
-    return ClientSetup("opencode", user.arguments, {name: json.dumps(config)})
+    for kind, agents in opencode_agents(user, his).items():
+        config[kind] = dict.fromkeys(agents, {"model": config["model"]})
+    environ = {name: json.dumps(merged(his, config))}
+    return ClientSetup("opencode", (), environ, given=user.arguments)
 
 
 def qwen_environ(server: Endpoint) -> dict[str, str]:
@@ -283,8 +267,8 @@ def qwen_environ(server: Endpoint) -> dict[str, str]:
 
 def qwen(server: Endpoint, user: User) -> ClientSetup:
     """Qwen Code."""
-    arguments = ("--auth-type", "openai", "-m", MODEL, *user.arguments)
-    return ClientSetup("qwen", arguments, qwen_environ(server))
+    ours = ("--auth-type", "openai", "-m", MODEL)
+    return ClientSetup("qwen", ours, qwen_environ(server), given=user.arguments)
 
 
 def _pi_model(server: Endpoint) -> dict[str, Any]:

@@ -8,6 +8,7 @@ out again.
 """
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -21,6 +22,7 @@ import httpx
 from litellm_mlx.launcher.clients.client_setup import (
     CLIENTS,
     MODEL,
+    NAME,
     ClientSetup,
     Endpoint,
 )
@@ -40,6 +42,7 @@ from litellm_mlx.launcher.settings import LaunchSettings
 
 _ANY_KEY = "any"
 _NOT_THE_KEY = 401
+_OURS_OF_OPENCODE = ("model", "small_model", "provider")
 _OUTPUT_SHARE, _MAX_OUTPUT = 4, 32768
 _INSTALL = {
     "claude": "npm install -g @anthropic-ai/claude-code",
@@ -68,9 +71,9 @@ def main(argv: Sequence[str]) -> int:
         user = _user(settings, rest)
         setup = CLIENTS[options.client](find_endpoint(settings), user)
         environ = _environ(setup)
-        command = [setup.program, *setup.arguments]
+        command = [setup.program, *setup.arguments, *setup.given]
         if options.print:
-            sys.stdout.write(described(setup, command))
+            sys.stdout.write(described(setup))
             return 0
         if shutil.which(setup.program) is None:
             install = _INSTALL[options.client]
@@ -78,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         write_own(setup.files, setup.links)
     except (NotRunning, Unreadable, NotTouched, OSError) as error:
         return _fail(str(error))
-    sys.stderr.write(described(setup, command))
+    sys.stderr.write(described(setup))
     return _become(command, environ)
 
 
@@ -224,20 +227,26 @@ def _environ(setup: ClientSetup) -> dict[str, str]:
     return environ
 
 
-def described(setup: ClientSetup, command: Sequence[str]) -> str:
-    """What is set, keys masked, as it could be typed."""
+def described(setup: ClientSetup) -> str:
+    """What is set, as it could be typed: keys masked, and nothing of the user's own."""
     lines = [
         f"{name}={shlex.quote(_masked(name, value))}"
         for name, value in setup.environ.items()
     ]
     lines += [f"# written for you alone: {path}" for path in setup.files]
-    return "\n".join([*lines, shlex.join(command), ""])
+    command = shlex.join([setup.program, *setup.arguments])
+    return "\n".join([*lines, f"{command} ..." if setup.given else command, ""])
 
 
 def _masked(name: str, value: str) -> str:
     if name.endswith(("_KEY", "_TOKEN")) and value not in ("", _ANY_KEY):
         return "***"
-    return without_secrets(value)
+    if name == "OPENCODE_CONFIG_CONTENT":  # the user's own may be among it
+        config = json.loads(value)
+        config["provider"] = {NAME: config["provider"][NAME]}
+        ours = {key: config[key] for key in _OURS_OF_OPENCODE if key in config}
+        return without_secrets(json.dumps(ours))
+    return value
 
 
 def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -5,49 +5,66 @@ Each would start on that model, whatever `model` says: in opencode's settings (o
 user, of the project and the folders above it), or at the head of a file of Markdown.
 """
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from litellm_mlx.launcher.clients.user import User
 from litellm_mlx.launcher.clients.user_files import user_json
 
 _FILES = ("opencode.json", "opencode.jsonc")
-_KINDS = ("agent", "mode")  # of settings; folders of Markdown have a plural as well
-_HEAD = re.compile(r"\A---\n(.*?)^---", re.DOTALL | re.MULTILINE)
-_MODEL = re.compile(r"^model\s*:", re.MULTILINE)
+_KINDS = ("agent", "mode")  # in settings: `mode` wins; folders may have a plural
+_HEAD = re.compile(r"\A---\r?\n(.*?)^---", re.DOTALL | re.MULTILINE)
+_MODEL = re.compile(r"^\W*model\W*:", re.MULTILINE)
 _MAX_HEAD = 1 << 16
+_MAX_FILES = 10_000  # below a folder of agents; a link may lead into itself
+_Agents = dict[str, set[str]]
 
 
-def opencode_agents(user: User, project: Path | None = None) -> list[str]:
+def opencode_agents(user: User, said: Mapping[str, Any]) -> Mapping[str, list[str]]:
     """
-    Their names.
+    Their names, as `agent` and as `mode`.
 
     Args:
-        project: where opencode is started; None: here.
+        said: what the user's own OPENCODE_CONFIG_CONTENT says.
     Raises:
         Unreadable: a file of settings cannot be read.
     """
-    found = set[str]()
-    for folder in _folders(user, project or Path.cwd()):
+    found: _Agents = {kind: set() for kind in _KINDS}
+    _take(found, said)
+    for folder in dict.fromkeys(_folders(user)):
         for file in _FILES:
-            found.update(_in_settings(folder / file))
+            _take(found, user_json(folder / file))
         for kind in _KINDS:
             for name in (kind, f"{kind}s"):
-                found.update(_in_markdown(folder / name))
-    for named in (_home(user) / "config.json", user.environ.get("OPENCODE_CONFIG")):
-        found.update(_in_settings(Path(named)) if named else ())
-    return sorted(found)
+                found["agent"].update(_in_markdown(folder / name))
+    _take(found, user_json(_home(user) / "config.json"))
+    if named := user.environ.get("OPENCODE_CONFIG"):
+        _take(found, user_json(Path(named)))
+    return {kind: sorted(names) for kind, names in found.items() if names}
 
 
-def _folders(user: User, project: Path) -> Iterator[Path]:
+def _folders(user: User) -> Iterator[Path]:
     yield _home(user)
     yield user.home / ".opencode"
     if own := user.environ.get("OPENCODE_CONFIG_DIR"):
         yield Path(own)
-    for folder in (project, *project.parents):
-        yield folder
-        yield folder / ".opencode"
+    for project in (Path.cwd(), *_named_folders(user)):
+        for folder in (project, *project.parents):
+            yield folder
+            yield folder / ".opencode"
+
+
+def _named_folders(user: User) -> Iterator[Path]:
+    """Projects that its arguments may name."""
+    for word in user.arguments:
+        path = Path(word.rpartition("=")[2] or ".")
+        if len(str(path)) < os.pathconf("/", "PC_PATH_MAX") and path.is_dir():
+            yield path.resolve()
 
 
 def _home(user: User) -> Path:
@@ -55,18 +72,36 @@ def _home(user: User) -> Path:
     return (Path(named) if named else user.home / ".config") / "opencode"
 
 
-def _in_settings(file: Path) -> Iterator[str]:
-    said = user_json(file)
+def _take(found: _Agents, said: Mapping[str, Any]) -> None:
     for kind in _KINDS:
         agents = said.get(kind)
         for name, agent in agents.items() if isinstance(agents, dict) else ():
             if isinstance(agent, dict) and agent.get("model"):
-                yield name
+                found[kind].add(name)
 
 
 def _in_markdown(folder: Path) -> Iterator[str]:
-    for file in folder.glob("**/*.md"):
-        with file.open(errors="replace") as text:
+    num_left = _MAX_FILES
+    for place, _, names in os.walk(folder, followlinks=True):
+        num_left -= len(names) + 1
+        if num_left < 0:
+            return
+        for name in names:
+            file = Path(place, name)
+            if file.suffix == ".md" and file.is_file() and _has_model(file):
+                yield file.relative_to(folder).with_suffix("").as_posix()
+
+
+def _has_model(file: Path) -> bool:
+    try:
+        with file.open(encoding="utf-8-sig", errors="replace") as text:
             head = _HEAD.match(text.read(_MAX_HEAD))
-        if head and _MODEL.search(head[1]):
-            yield file.relative_to(folder).with_suffix("").as_posix()
+    except OSError:
+        return False  # opencode says so itself
+    if head is None:
+        return False
+    try:
+        said = yaml.safe_load(head[1])
+    except (yaml.YAMLError, RecursionError):
+        return bool(_MODEL.search(head[1]))
+    return isinstance(said, dict) and bool(said.get("model"))

@@ -1,7 +1,9 @@
 """Files of the user's: read, linked to, never written."""
 
 import json
+import os
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,20 +25,26 @@ def user_json(path: Path) -> dict[str, Any]:
         Unreadable: it is no JSON object: what stands in it would be lost.
     """
     try:
-        text = path.read_text("utf-8")
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
+            raise Unreadable(f"{path} is no file")
+        text = path.read_text("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         raise Unreadable(f"{path} cannot be read: {error}") from None
-    return object_in(text, str(path))
+    return object_in(text, str(path)) if text.strip() else {}
 
 
 def named_json(value: str) -> dict[str, Any]:
     """An object that the user gives: itself, or a file's path."""
     if value.lstrip().startswith("{"):
         return object_in(value, "--settings")
-    if not Path(value).is_file():
-        raise Unreadable(f"{value}: there is no such file of settings")
+    try:
+        is_file = Path(value).is_file()
+    except (OSError, ValueError):  # too long for a name
+        is_file = False
+    if not is_file:  # what was given may hold a key
+        raise Unreadable("--settings must be an object, or a file that is there")
     return user_json(Path(value))
 
 
@@ -78,6 +86,10 @@ def write_own(files: Mapping[Path, str], links: Mapping[Path, Path]) -> None:
     Raises:
         OSError: it cannot be done.
     """
+    for folder in {path.parent for path in files}:
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            if entry.is_symlink() and entry not in links:
+                entry.unlink()  # he has it no more
     for link, goal in links.items():
         _make_folder(link.parent)
         if link.is_symlink():
@@ -85,24 +97,28 @@ def write_own(files: Mapping[Path, str], links: Mapping[Path, Path]) -> None:
         elif link.is_dir() and goal.is_dir():
             _move_into(link, goal)
         elif link.exists():
-            link.replace(link.with_name(f"{link.name}.before"))
-        if not link.exists():
-            link.symlink_to(goal)
+            link.replace(_free(link.with_name(f"{link.name}.before")))
+        link.symlink_to(goal)
     for path, text in files.items():
         _make_folder(path.parent)
         replace_file(path, text.encode(), 0o600)
 
 
 def _move_into(own: Path, his: Path) -> None:
-    """Move what a folder of ours holds, but for what he has by the same name."""
+    """Move what a folder of ours holds, under another name where his is taken."""
     for entry in own.iterdir():
         goal = his / entry.name
         if entry.is_dir() and goal.is_dir():
             _move_into(entry, goal)
-        elif not goal.exists():
-            shutil.move(entry, goal)
-    if not any(own.iterdir()):
-        own.rmdir()
+        else:
+            shutil.move(entry, _free(goal))
+    own.rmdir()
+
+
+def _free(path: Path) -> Path:
+    """This path, or the first like it that is not taken."""
+    numbered = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in range(2, 1000))
+    return next(p for p in (path, *numbered) if not os.path.lexists(p))
 
 
 def _make_folder(folder: Path) -> None:
