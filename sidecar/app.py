@@ -80,7 +80,6 @@ from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService, RequestRecords
-from sidecar.service.earlier_sessions import EarlierSessions
 from sidecar.service.encodings import EncodingService
 from sidecar.service.live_settings import LiveSettings, Part
 from sidecar.service.models import ModelService, Vitals
@@ -340,7 +339,7 @@ def _build_services(
     folder = config.model.adapters
     adapters = AdapterFolder(Path(folder) if folder else None)
     home = config.disk.home
-    history = RequestHistory(metrics.reuse, EarlierSessions(home / "sessions.json"))
+    history = RequestHistory(metrics.reuse, home / "sessions.json")
     savings = Savings(home / "savings.json", lambda: history.work)
     audit = Audit(_audit_store(config), metrics.audit_dropped.inc)
     limits = RateLimits(config.server)

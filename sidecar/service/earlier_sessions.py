@@ -9,6 +9,7 @@ import hashlib
 import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,37 +42,49 @@ class EarlierSessions:
 
     Args:
         file: where they outlive the process.
+        lengths: gives the tokens of each conversation's last prompt in this run.
         every_s: how often the file is written at most.
     """
 
-    def __init__(self, file: Path, every_s: float = EVERY_S) -> None:
-        absent: tuple[str, list[_Digests]] = secrets.token_hex(16), []
+    def __init__(
+        self,
+        file: Path,
+        lengths: Callable[[], Mapping[Conversation, int]],
+        every_s: float = EVERY_S,
+    ) -> None:
+        absent: tuple[str, dict[_Digests, int]] = secrets.token_hex(16), {}
         self._salt, found = read_kept(file, _NAME, _parsed, absent)
-        self._entries = OrderedDict.fromkeys(found)
+        self._entries = OrderedDict(found)  # with the tokens of each last prompt
         self._earlier = set(found)  # less what this run has answered
+        self._begun: dict[Conversation, _Digests] = {}  # in this run
+        self._lengths = lengths
         self._lock = threading.Lock()
         self._kept = KeptFile(file, _NAME, self._content, every_s)
 
-    def is_first_since(self, conversation: Conversation, words: str) -> bool:
+    def earlier_len(self, conversation: Conversation, words: str) -> int | None:
         """
-        Whether an earlier run answered a conversation, and this one did not yet.
+        The tokens of a conversation's last prompt in an earlier run.
 
         Args:
             words: a digest of its first user message.
+        Returns:
+            None where no earlier run answered it, or this one did since.
         """
         entry = self._entry(conversation, words)
         with self._lock:
-            return entry in self._earlier
+            return self._entries[entry] if entry in self._earlier else None
 
     def note(self, conversation: Conversation, words: str) -> None:
-        """A conversation was answered."""
+        """A conversation was answered that this run has not known."""
         entry = self._entry(conversation, words)
         with self._lock:
             self._earlier.discard(entry)
-            self._entries[entry] = None
+            self._begun[conversation] = entry
+            self._entries.setdefault(entry, 0)
             self._entries.move_to_end(entry)
             while len(self._entries) > _MAX:
-                self._entries.popitem(last=False)
+                old, _ = self._entries.popitem(last=False)
+                self._earlier.discard(old)
 
     def forget(self, forget_filter: ForgetFilter | None) -> None:
         """
@@ -85,6 +98,7 @@ class EarlierSessions:
             self._earlier -= gone
             for entry in gone:
                 del self._entries[entry]
+            self._begun = {c: e for c, e in self._begun.items() if e not in gone}
 
     def close(self) -> None:
         """Write what has changed, and stop; repeatable."""
@@ -111,11 +125,23 @@ class EarlierSessions:
         return hashlib.sha256(data).hexdigest()[:16]
 
     def _content(self) -> dict[str, Any]:
+        lengths = self._lengths()
         with self._lock:
-            entries = [[each.key, each.session, each.words] for each in self._entries]
-        return {"salt": self._salt, "conversations": entries}
+            self._begun = {c: e for c, e in self._begun.items() if e in self._entries}
+            for conversation, entry in self._begun.items():
+                known = self._entries[entry]
+                self._entries[entry] = lengths.get(conversation, known)
+            rows = [
+                [each.key, each.session, each.words, length]
+                for each, length in self._entries.items()
+            ]
+        return {"salt": self._salt, "conversations": rows}
 
 
-def _parsed(kept: Any) -> tuple[str, list[_Digests]]:
-    entries = [_Digests(*map(str, each)) for each in kept["conversations"]]
-    return str(kept["salt"]), entries[-_MAX:]
+def _parsed(kept: Any) -> tuple[str, dict[_Digests, int]]:
+    rows = kept["conversations"][-_MAX:]
+    entries = {
+        _Digests(str(key), str(session), str(words)): max(0, int(length))
+        for key, session, words, length in rows
+    }
+    return str(kept["salt"]), entries

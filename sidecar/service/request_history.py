@@ -1,8 +1,10 @@
 """What has ended lately, why it was not warm, and what reuse has saved."""
 
 import threading
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sidecar.core.conversation import Conversation, ForgetFilter
@@ -12,6 +14,7 @@ from sidecar.service.earlier_sessions import EarlierSessions
 from sidecar.service.recurring_values import RecurringValues
 
 _MAX_ENDED = 50
+_MAX_LENGTHS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +101,21 @@ class RequestHistory:
     The last 50 chats, and sums over all. Any thread.
 
     Args:
-        earlier_sessions: of the runs before this one.
+        sessions_file: what conversations were answered, for the runs behind this one.
     """
 
-    def __init__(
-        self, metrics: ReuseMetrics, earlier_sessions: EarlierSessions
-    ) -> None:
+    def __init__(self, metrics: ReuseMetrics, sessions_file: Path) -> None:
         self.recurring = RecurringValues()
-        self.earlier_sessions = earlier_sessions
         self._metrics = metrics
         self._ended: deque[EndedRequest] = deque(maxlen=_MAX_ENDED)
         self._work = Work()
         self._times: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._lost_s: dict[str, float] = defaultdict(float)
+        self._lengths: OrderedDict[Conversation, int] = OrderedDict()  # of prompts
+        self._firsts: OrderedDict[Conversation, Conversation] = OrderedDict()
         self._lock = threading.Lock()
+        self.earlier_sessions = EarlierSessions(sessions_file, self._last_lengths)
 
     def note(self, ended: EndedRequest) -> None:
         """Count a chat."""
@@ -120,6 +123,7 @@ class RequestHistory:
         with self._lock:
             self._ended.append(ended)
             self._work += work
+            self._note_length(ended.conversation, work.prompt_tokens)
             if warmth.cause:
                 self._times[warmth.cause] += 1
                 self._lost[warmth.cause] += warmth.lost
@@ -156,6 +160,20 @@ class RequestHistory:
             ]
         return sorted(rows, key=lambda row: (row["lost"], row["times"]), reverse=True)
 
+    def _note_length(self, conversation: Conversation, num_tokens: int) -> None:
+        """Of one that goes on under a new name, as that of its first turn here."""
+        other = conversation.resembles
+        first = self._firsts.get(other, other) if other else conversation
+        self._firsts[conversation], self._lengths[first] = first, num_tokens
+        self._lengths.move_to_end(first)
+        for kept in (self._firsts, self._lengths):
+            if len(kept) > _MAX_LENGTHS:
+                kept.popitem(last=False)
+
+    def _last_lengths(self) -> Mapping[Conversation, int]:
+        with self._lock:
+            return dict(self._lengths)
+
     def close(self) -> None:
         """Write which conversations were answered; repeatable."""
         self.earlier_sessions.close()
@@ -166,9 +184,13 @@ class RequestHistory:
         self.earlier_sessions.forget(forget_filter)
         with self._lock:
             left = [
-                each
-                for each in self._ended
-                if forget_filter is not None
-                and not forget_filter.covers(each.conversation)
+                e for e in self._ended if not _covers(forget_filter, e.conversation)
             ]
             self._ended = deque(left, maxlen=_MAX_ENDED)
+            for kept in (self._lengths, self._firsts):
+                for gone in [c for c in kept if _covers(forget_filter, c)]:
+                    del kept[gone]
+
+
+def _covers(forget_filter: ForgetFilter | None, conversation: Conversation) -> bool:
+    return forget_filter is None or forget_filter.covers(conversation)

@@ -77,14 +77,15 @@ def explain(
     lost = report.lost_tokens(prepared.num_tokens, cached_len)
     if report.earlier is None:
         words = _first_words(request, prepared)
-        is_restarted = earlier_sessions.is_first_since(conversation, words)
+        earlier_len = earlier_sessions.earlier_len(conversation, words)
         earlier_sessions.note(conversation, words)
         if not any(message.role == "assistant" for message in request.messages):
             reason = _why_new(report)
         elif cached_len >= _NEARLY_ALL * prepared.num_tokens:
             return WARM
-        elif is_restarted:
+        elif earlier_len is not None:
             reason = _restarted(is_on_disk=memory.unwritten_turns is not None)
+            lost = max(0, min(earlier_len, prepared.num_tokens) - cached_len)
         else:
             reason = _why_unknown(memory, conversation)
     elif not lost:

@@ -20,12 +20,17 @@ def kept_file(folder: Path) -> Path:
     return folder / "sessions.json"
 
 
-def sessions(folder: Path) -> EarlierSessions:
-    return EarlierSessions(kept_file(folder), every_s=3600)
+def sessions(folder: Path, *, num_tokens: int = 0) -> EarlierSessions:
+    lengths = {NAMED: num_tokens} if num_tokens else {}
+    return EarlierSessions(kept_file(folder), lambda: lengths, every_s=3600)
+
+
+def is_earlier(later: EarlierSessions, conversation: Conversation, words: str) -> bool:
+    return later.earlier_len(conversation, words) is not None
 
 
 def after_a_restart(folder: Path, *conversations: Conversation) -> EarlierSessions:
-    before = sessions(folder)
+    before = sessions(folder, num_tokens=77)
     for conversation in conversations:
         before.note(conversation, "words")
     before.close()
@@ -39,9 +44,15 @@ def cause(app: App, *said: str, **fields: Any) -> dict[str, Any]:
     body = {"messages": talk, "max_tokens": 4, **fields}
     answer = httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
-    state = httpx.get(f"{app.url}/admin/state", timeout=60).json()
-    found: dict[str, Any] = state["ended"][0]["warmth"]
+    found: dict[str, Any] = last(app)["warmth"]
     return found
+
+
+def last(app: App) -> dict[str, Any]:
+    """The row of the last chat."""
+    state = httpx.get(f"{app.url}/admin/state", timeout=60).json()
+    row: dict[str, Any] = state["ended"][0]
+    return row
 
 
 @pytest.mark.parametrize("named", [{"session_id": "harbour"}, {}])
@@ -51,11 +62,16 @@ def test_the_first_turn_after_a_restart_says_so(
     settings = {"MLX_CACHE_HOME": str(tmp_path), "KV_DISK_PERSISTENCE": "false"}
     with running_sidecar(settings) as app:
         assert cause(app, TOLD, **named)["cause"] == "first_seen"
+        cause(app, TOLD, "Boats.", "More.", **named)
+        held = last(app)["prompt_tokens"]
     with running_sidecar(settings) as app:
-        found = cause(app, TOLD, "Boats.", "More.", **named)
+        found = cause(app, TOLD, "Boats.", "More.", "Nets.", "And?", **named)
         assert found["cause"] == "restarted"
         assert found["remedy"] == "KV_DISK_PERSISTENCE=true"
-        again = cause(app, TOLD, "Boats.", "More.", "Nets.", "And?", **named)
+        lost = held - last(app)["cached_tokens"]
+        assert abs(found["lost"] - lost) <= (0.02 * lost if named else lost)
+        assert found["lost_s"] > 0
+        again = cause(app, TOLD, "Boats.", "More.", "Nets.", "And?", "a", "b", **named)
         assert again["cause"] != "restarted"
         other = cause(app, "Of the hills. " * 40, "High.", "More.", **named)
         assert other["cause"] == "unknown_past"
@@ -67,12 +83,12 @@ def test_what_this_run_has_answered_is_no_more_of_an_earlier_one(
     tmp_path: Path,
 ) -> None:
     later = after_a_restart(tmp_path, NAMED)
-    assert later.is_first_since(NAMED, "words")
-    assert not later.is_first_since(NAMED, "other words")
+    assert later.earlier_len(NAMED, "words") == 77
+    assert not is_earlier(later, NAMED, "other words")
     later.note(NAMED, "words")
-    assert not later.is_first_since(NAMED, "words")
+    assert not is_earlier(later, NAMED, "words")
     later.close()
-    assert sessions(tmp_path).is_first_since(NAMED, "words")
+    assert is_earlier(sessions(tmp_path), NAMED, "words")
 
 
 @pytest.mark.parametrize(
@@ -92,9 +108,9 @@ def test_what_is_forgotten_is_not_told(
 ) -> None:
     later = after_a_restart(tmp_path, NAMED)
     later.forget(forget_filter)
-    assert later.is_first_since(NAMED, "words") is not is_gone
+    assert is_earlier(later, NAMED, "words") is not is_gone
     later.close()
-    assert sessions(tmp_path).is_first_since(NAMED, "words") is not is_gone
+    assert is_earlier(sessions(tmp_path), NAMED, "words") is not is_gone
 
 
 def test_a_session_without_a_name_is_forgotten_with_those_of_its_key(
@@ -103,10 +119,10 @@ def test_a_session_without_a_name_is_forgotten_with_those_of_its_key(
     unnamed = Conversation("key", f"{IMPLICIT}one", "random")
     later = after_a_restart(tmp_path, unnamed, NAMED)
     again = Conversation("key", f"{IMPLICIT}one", "another")
-    assert later.is_first_since(again, "words")
+    assert is_earlier(later, again, "words")
     later.forget(ForgetFilter(f"{IMPLICIT}two", "key"))
-    assert not later.is_first_since(again, "words")
-    assert later.is_first_since(NAMED, "words")
+    assert not is_earlier(later, again, "words")
+    assert is_earlier(later, NAMED, "words")
 
 
 @pytest.mark.parametrize(
@@ -124,17 +140,17 @@ def test_a_session_without_a_name_is_forgotten_with_those_of_its_key(
 def test_a_damaged_file_counts_as_none(tmp_path: Path, text: str) -> None:
     kept_file(tmp_path).write_text(text)
     found = sessions(tmp_path)
-    assert not found.is_first_since(NAMED, "words")
+    assert not is_earlier(found, NAMED, "words")
     found.note(NAMED, "words")
     found.close()
-    assert sessions(tmp_path).is_first_since(NAMED, "words")
+    assert is_earlier(sessions(tmp_path), NAMED, "words")
 
 
 def test_the_file_keeps_the_last_4096_and_no_name(tmp_path: Path) -> None:
     talks = [Conversation("key", f"session {n}", "t") for n in range(4100)]
     later = after_a_restart(tmp_path, *talks)
-    assert not later.is_first_since(talks[3], "words")
-    assert later.is_first_since(talks[4], "words")
+    assert not is_earlier(later, talks[3], "words")
+    assert is_earlier(later, talks[4], "words")
     text = kept_file(tmp_path).read_text()
     assert len(json.loads(text)["conversations"]) == 4096
     assert "session " not in text
