@@ -48,6 +48,9 @@ class Launched:
     plain: Mapping[str, str] | None = None
 
 
+_PI_MODELS = json.dumps({"providers": {"other": {
+    "baseUrl": "http://127.0.0.1:9/v1", "api": "openai-completions",
+    "apiKey": "x", "models": []}}}, indent=5)  # fmt: skip
 CASES = {
     "claude": Launched(
         "claude",
@@ -71,14 +74,10 @@ CASES = {
     "pi": Launched(
         "pi2",
         ("-p", "--thinking", "medium", TASKS[1]),
-        {".pi/agent/models.json": "// mine\n" + json.dumps({"providers": {"other": {
-            "baseUrl": "http://127.0.0.1:9/v1", "api": "openai-completions",
-            "apiKey": "x", "models": []}}}, indent=5),
+        {".pi/agent/models.json": f"// mine\n{_PI_MODELS}",
          ".pi/agent/settings.json": '{"theme":   "dark"}\n'},
         {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"},
-        {".pi/agent/models.json": json.dumps({"providers": {"other": {
-            "baseUrl": "http://127.0.0.1:9/v1", "api": "openai-completions",
-            "apiKey": "x", "models": []}}}, indent=5)},
+        {".pi/agent/models.json": _PI_MODELS},
     ),
     "codex": Launched(
         "codex",

@@ -14,11 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from litellm_mlx.launcher.clients.json_file import merged
-from litellm_mlx.launcher.clients.openclaw_file import (
-    names_no_model,
-    openclaw_said,
-    without_models,
-)
+from litellm_mlx.launcher.clients.openclaw_file import openclaw_said, without_models
 from litellm_mlx.launcher.clients.opencode_agents import opencode_agents
 from litellm_mlx.launcher.clients.user import User
 from litellm_mlx.launcher.clients.user_files import (
@@ -155,10 +151,11 @@ def openclaw(server: Endpoint, user: User) -> ClientSetup:
     environ = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(state)}
     if his.is_file():
         said = openclaw_said(his.resolve())
-        if names_no_model(said):
+        rest = without_models(said)
+        if rest == said:
             config = {"$include": str(his.resolve()), **config}
         else:  # it joins lists: nothing in ours could take his models away
-            config = merged(without_models(said), config)
+            config = merged(rest, config)
         roots = [user.environ.get(_ROOTS), str(his.resolve().parent)]
         environ[_ROOTS] = os.pathsep.join(filter(None, roots))
     written = {file: json.dumps(config, indent=1)}
@@ -191,8 +188,8 @@ def pi(server: Endpoint, user: User) -> ClientSetup:
     providers = models.get("providers", {})
     if not isinstance(providers, dict):
         raise Unreadable(f"{his / 'models.json'}: providers must be an object")
-    models = merged(models, {"providers": {NAME: pi_provider(server)}})
-    written = {own / "models.json": json.dumps(models)}
+    providers = {**providers, NAME: pi_provider(server)}
+    written = {own / "models.json": json.dumps({**models, "providers": providers})}
     return ClientSetup(
         "pi",
         ("--provider", NAME, "--model", MODEL),

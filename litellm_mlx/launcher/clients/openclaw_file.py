@@ -27,11 +27,6 @@ def openclaw_said(file: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def names_no_model(said: Mapping[str, Any]) -> bool:
-    """Whether no agent of his has a model, or what to fall back to."""
-    return without_models(said) == said
-
-
 def without_models(said: Mapping[str, Any]) -> dict[str, Any]:
     """The same, in which no agent names a model."""
     agents = said.get("agents")

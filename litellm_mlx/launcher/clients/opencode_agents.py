@@ -25,6 +25,12 @@ _MAX_FILES = 10_000  # below a folder of agents; a link may lead into itself
 _Agents = dict[str, set[str]]
 
 
+def opencode_home(user: User) -> Path:
+    """Where opencode keeps its user's settings."""
+    named = user.environ.get("XDG_CONFIG_HOME")
+    return (Path(named) if named else user.home / ".config") / "opencode"
+
+
 def opencode_agents(user: User, said: Mapping[str, Any]) -> Mapping[str, list[str]]:
     """
     Their names, as `agent` and as `mode`.
@@ -42,14 +48,14 @@ def opencode_agents(user: User, said: Mapping[str, Any]) -> Mapping[str, list[st
         for kind in _KINDS:
             for name in (kind, f"{kind}s"):
                 found["agent"].update(_in_markdown(folder / name))
-    _take(found, user_json(_home(user) / "config.json"))
+    _take(found, user_json(opencode_home(user) / "config.json"))
     if named := user.environ.get("OPENCODE_CONFIG"):
         _take(found, user_json(Path(named)))
     return {kind: sorted(names) for kind, names in found.items() if names}
 
 
 def _folders(user: User) -> Iterator[Path]:
-    yield _home(user)
+    yield opencode_home(user)
     yield user.home / ".opencode"
     if own := user.environ.get("OPENCODE_CONFIG_DIR"):
         yield Path(own)
@@ -65,11 +71,6 @@ def _named_folders(user: User) -> Iterator[Path]:
         path = Path(word.rpartition("=")[2] or ".")
         if len(str(path)) < os.pathconf("/", "PC_PATH_MAX") and path.is_dir():
             yield path.resolve()
-
-
-def _home(user: User) -> Path:
-    named = user.environ.get("XDG_CONFIG_HOME")
-    return (Path(named) if named else user.home / ".config") / "opencode"
 
 
 def _take(found: _Agents, said: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from litellm_mlx.launcher.clients.client_setup import (
     pi_provider,
     qwen_environ,
 )
+from litellm_mlx.launcher.clients.opencode_agents import opencode_home
 from litellm_mlx.launcher.clients.user import User
 
 
@@ -64,8 +65,7 @@ def _pi(server: Endpoint, user: User) -> UserSettings:
 
 
 def _opencode(server: Endpoint, user: User) -> UserSettings:
-    named = user.environ.get("XDG_CONFIG_HOME")
-    folder = (Path(named) if named else user.home / ".config") / "opencode"
+    folder = opencode_home(user)
     keys = opencode_config(server)
     commented = folder / "opencode.jsonc"
     if commented.exists():
