@@ -23,15 +23,33 @@ from sidecar.kv.quantization import KVQuantization
 
 logger = logging.getLogger(__name__)
 
-_FIRST, _CHUNK = 48, 96  # tokens, one behind the other: a load waits for them
-_LARGE_DEPTH, _LARGE_DEPTH_BYTES = 4096, 512 << 20  # the less of both
+_LARGE_DEPTH_BYTES = 512 << 20  # of KV, where that is less than a large depth
 _NEAR = 256  # tokens by which most KV grows at a time
-_CPU_DEPTH = 512  # nothing is fused there, so that this much shows it, and it is slow
-_CPU_DEPTH_RECURRENT = 2048  # two longer chunks lie before it
 # MLX lets ten command buffers be in flight, so that a few layers grow at a time: on an
 # H100 750 of 4,870 MB were held twice, which are 5.5 of 36 layers.
 _LAYERS_GROWING = 8
 Fitted = tuple[MemoryModel, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """
+    In tokens: of two chunks, one behind the other, and how deep a third one lies.
+
+    Args:
+        depth_recurrent: of a model with recurrent layers, whose chunks are longer.
+    """
+
+    first: int
+    chunk: int
+    depth: int
+    depth_recurrent: int
+
+
+_ON_GPU = _Lengths(48, 96, 4096, 4096)
+# A load waits for them, and a CPU is slow. Nothing is fused there, so that these show
+# what longer ones do: 13.2 and 13.5 kB a token, 9.0 and 9.1 bytes a pair.
+_ON_CPU = _Lengths(16, 32, 512, 2048)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +133,14 @@ def fit_memory(model: LoadedModel, step_size: int) -> Generator[None, None, Fitt
 def _fit(
     model: LoadedModel, quantization: KVQuantization | None, step_size: int
 ) -> Generator[None, None, Fitted]:
+    lengths = _ON_CPU if mx.default_device() == mx.cpu else _ON_GPU
     prober = _Prober(model, quantization)
-    first = prober.compute(_FIRST)
+    first = prober.compute(lengths.first)
     yield
     windows = [_window(atom) for atom in kv_layers.atoms(prober.cache)]
     is_recurrent = None in windows
-    near, chunk = _computed_twice(prober, is_recurrent=is_recurrent)
+    length = SEGMENT if is_recurrent else lengths.chunk
+    near, chunk = _computed_twice(prober, length, is_recurrent=is_recurrent)
     yield
     if quantization is None and is_recurrent:  # what else there is may grow
         growing, fixed = lazy_kv_sizes(model.new_cache, model.forward)
@@ -128,10 +148,11 @@ def _fit(
         growing, fixed = kv_sizes(prober.cache)
     buffers = len(kv_layers.arrays_of(prober.cache))
     deep = None
-    if growing and _deepen(model, prober, growing, is_recurrent=is_recurrent):
-        _, deep = _computed_twice(prober, is_recurrent=is_recurrent)
+    depth = lengths.depth_recurrent if is_recurrent else lengths.depth
+    if growing and _deepen(model, prober, min(depth, _LARGE_DEPTH_BYTES // growing)):
+        _, deep = _computed_twice(prober, length, is_recurrent=is_recurrent)
     per_pair = _slope(near, deep) if deep else _slope(first, chunk)
-    per_token = max(first.cost / _FIRST, chunk.cost / chunk.num_tokens)
+    per_token = max(first.cost / first.num_tokens, chunk.cost / chunk.num_tokens)
     per_square = _excess(first, chunk) if is_recurrent else 0.0
     if not growing:  # a chunk's tokens meet the window and each other, and no more
         window = max(size or 0 for size in windows)
@@ -153,7 +174,7 @@ def _fit(
 
 
 def _computed_twice(
-    prober: _Prober, *, is_recurrent: bool
+    prober: _Prober, num_tokens: int, *, is_recurrent: bool
 ) -> tuple[_Computed, _Computed]:
     """
     The cheaper and the dearer of two chunks; of a model without recurrent layers one.
@@ -163,20 +184,14 @@ def _computed_twice(
     than half of what a whole one took, and one of two less than the other.
     """
     if not is_recurrent:
-        return (computed := prober.compute(_CHUNK)), computed
-    found = [prober.compute(SEGMENT) for _ in range(2)]
+        return (computed := prober.compute(num_tokens)), computed
+    found = [prober.compute(num_tokens) for _ in range(2)]
     low, high = sorted(found, key=lambda computed: computed.cost)
     return low, high
 
 
-def _deepen(
-    model: LoadedModel, prober: _Prober, kv_per_token: int, *, is_recurrent: bool
-) -> bool:
+def _deepen(model: LoadedModel, prober: _Prober, depth: int) -> bool:
     """Go far behind the first chunks; False: the layers are to be equally deep."""
-    most = _LARGE_DEPTH
-    if mx.default_device() == mx.cpu:
-        most = _CPU_DEPTH_RECURRENT if is_recurrent else _CPU_DEPTH
-    depth = min(most, _LARGE_DEPTH_BYTES // kv_per_token)
     try:
         prober.deepen(depth)
         prober.compute(1)
