@@ -23,6 +23,7 @@ from sidecar.infra.file_limit import kept_file_limit, raise_file_limit
 from sidecar.infra.lasting_imports import lasting_imports
 from sidecar.infra.logs import setup_logging
 from sidecar.infra.malloc import keep_freed_pages
+from sidecar.infra.transformers_scan import scan_once
 from sidecar.residents.model_settings import with_default_model
 from sidecar.server.access import needs_key
 
@@ -91,6 +92,7 @@ def _run(config: Config, sources: SettingSources) -> int:
         return _refuse(_with_place(fault, config.model.path), 1)
     # Not before: MLX and mlx-lm take seconds to import.
     with kept_file_limit(), lasting_imports():
+        scan_once(os.environ)  # noqa: TID251 - transformers reads it there
         from sidecar import app as composition
 
     try:

@@ -1,5 +1,6 @@
 """What a splitter cuts a generation into."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -80,15 +81,23 @@ def ascii_lower(text: str) -> str:
 _LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
+@functools.lru_cache(maxsize=256)  # each piece of an answer is held against a few tags
+def _lowered(tag: str) -> str:
+    return ascii_lower(tag)
+
+
 def could_begin(text: str, tag: str) -> bool:
     """Whether `text` is a proper beginning of `tag`."""
-    return len(text) < len(tag) and ascii_lower(tag).startswith(ascii_lower(text))
+    return len(text) < len(tag) and _lowered(tag).startswith(ascii_lower(text))
 
 
 def held_suffix(text: str, tags: Sequence[str]) -> int:
     """Length of the longest suffix of `text` that is a proper beginning of a tag."""
     longest = min(len(text), max(map(len, tags), default=1) - 1)
+    end = ascii_lower(text[-longest:]) if longest else ""
     for size in range(longest, 0, -1):
-        if any(could_begin(text[-size:], tag) for tag in tags):
+        if any(
+            size < len(tag) and _lowered(tag).startswith(end[-size:]) for tag in tags
+        ):
             return size
     return 0

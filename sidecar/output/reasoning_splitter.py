@@ -18,6 +18,7 @@ only while it could be the beginning of a tag that is active in the present stat
 and trailing white space of the content only until more content comes.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -405,6 +406,7 @@ def _one(kind: Kind, text: str) -> Iterator[Piece]:
     return iter([(kind, text)])
 
 
+@functools.lru_cache(maxsize=256)
 def _compile(*tags: str) -> re.Pattern[str]:
     # ASCII: otherwise IGNORECASE lets the Kelvin sign stand for a k.
     return re.compile("|".join(map(re.escape, tags)), re.IGNORECASE | re.ASCII)
