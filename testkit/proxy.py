@@ -5,7 +5,6 @@ import os
 import random
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from litellm_mlx.launcher.proxy_config import (
     read_user_config,
     write_config,
 )
+from litellm_mlx.launcher.services import PROXY_COMMAND
 from litellm_mlx.served_models import NATIVE_ROUTES, Upstream, parse_models
 
 REPO = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def running_proxy(
     secret = {} if sidecar_key is None else {"MLX_API_KEY": sidecar_key}
     settings = _config(sidecar_url, upstream, more or {}, own or {}, sidecar_key)
     write_config(config, settings)
-    command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config)]
+    command = [*PROXY_COMMAND, "--config", str(config)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
     log = folder / "proxy.log"
     with log.open("wb") as output:

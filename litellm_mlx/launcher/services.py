@@ -1,9 +1,9 @@
 """The two services the launcher runs: how each is started, and what it needs first."""
 
+import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -37,7 +37,8 @@ _GLIBC_RETURNS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "1048576",
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
-_LITELLM = Path(sys.executable).parent / "litellm"
+# -P: like LiteLLM's own command it finds no module in the folder that it starts in.
+PROXY_COMMAND = (sys.executable, "-P", "-m", "litellm_mlx.proxy_process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,8 @@ def plan_proxy(settings: LaunchSettings) -> ProxyPlan | None:
     """
     if settings.proxy is None:
         return None
-    if not _LITELLM.exists():
-        raise ProxyConfigError(f"{_LITELLM} is missing: run install_and_run.py")
+    if importlib.util.find_spec("litellm") is None:
+        raise ProxyConfigError("LiteLLM is not installed: run install_and_run.py")
     env = dict(settings.child_env)
     user = read_user_config(settings.config_path, required=settings.config_required)
     must_create = not settings.proxy.is_loopback and not has_master_key(user, env)
@@ -147,7 +148,7 @@ def proxy_service(
     """How LiteLLM is started, with the generated config."""
     proxy, secret = settings.proxy, secret_of(settings.instance_secret, "litellm")
     assert proxy is not None
-    command = [str(_LITELLM), "--config", str(settings.generated_config)]
+    command = [*PROXY_COMMAND, "--config", str(settings.generated_config)]
     command += ["--host", proxy.host, "--port", str(proxy.port), "--num_workers", "1"]
     return Service(
         name="litellm",

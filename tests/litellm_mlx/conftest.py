@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import openai
 import pytest
 import yaml
 
+from litellm_mlx.launcher.services import PROXY_COMMAND
 from litellm_mlx.served_models import NATIVE_ROUTES, NEVER_SHUT_OUT
 from testkit.proxy import free_port
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
@@ -84,7 +84,7 @@ def proxy(
     config.write_text(yaml.safe_dump(_config(sidecar.base, cloud.base, dead_base)))
     port = free_port()
     log = folder / "proxy.log"
-    command = [Path(sys.executable).with_name("litellm"), "--config", config]
+    command = [*PROXY_COMMAND, "--config", str(config)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     env = {
         "PATH": os.environ["PATH"],
