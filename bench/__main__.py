@@ -9,7 +9,8 @@ costs beside the model; structured: what a schema costs; speculation: what draft
 streams: steps over HTTP against mlx-lm's batch; native: labels, and adapters;
 prefill: how fast prompts are read; sampling: what an option costs; gaps: the longest
 wait of a stream; page: what open admin pages cost; turns: the first token, turn by
-turn; start: from the start of a process to its first answer.
+turn; start: from the start of a process to its first answer; adapters: what they cost a
+step.
 `NAME --help` says more.
 `python -m bench --device-model` runs overhead, compare and replay with a model of the
 size that a GPU serves.
@@ -24,6 +25,7 @@ _NAMES = (
     "compare", "agents", "fairness", "overhead", "replay", "hostile", "loading",
     "vision", "disk", "writes", "start", "kept", "structured", "speculation",
     "streams", "native", "prefill", "sampling", "gaps", "page", "turns",
+    "adapters",
 )  # fmt: skip
 
 _OF_DEV = ("psutil", "matplotlib")  # what the benchmarks need of the extra `dev`

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from sidecar.core.errors import BadRequest, InsufficientMemory
-from sidecar.engine.adapters.adapter_bank import Pair, read_pairs
+from sidecar.engine.adapters.adapter_bank import read_pairs
 from sidecar.engine.adapters.adapter_files import AdapterFiles
+from sidecar.engine.adapters.banked_linear import Pair
 from sidecar.engine.gpu_thread import GpuThread, load_thread
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.process_memory import ProcessMemory

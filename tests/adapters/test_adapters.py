@@ -17,8 +17,8 @@ from sidecar.config.settings import GenerationConfig
 from sidecar.core.errors import Unavailable
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
-from sidecar.engine.adapters.adapter_bank import BankedLinear
 from sidecar.engine.adapters.adapter_files import AdapterFolder
+from sidecar.engine.adapters.banked_linear import BankedLinear
 from sidecar.engine.decode_batch import DecodeBatch
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.sampling import settle

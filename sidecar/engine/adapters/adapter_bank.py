@@ -2,8 +2,7 @@
 Adapters beside one resident base: each is a row of a bank, row 0 is none.
 
 The rows of a batch say which adapter each of them is read with, so requests with
-different adapters share a forward pass (the idea is Punica's and S-LoRA's, 2023). A
-layer computes what mlx-lm's LoRALinear does, with the matrices of each row.
+different adapters share a forward pass (the idea is Punica's and S-LoRA's, 2023).
 """
 
 import contextlib
@@ -16,81 +15,16 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from sidecar.engine.adapters.adapter_files import AdapterFiles
+from sidecar.engine.adapters.banked_linear import (
+    BankedLinear,
+    Pair,
+    SelectedRows,
+    SharedInput,
+)
 
-Pair = tuple[mx.array, mx.array]  # A (inputs, rank) and B (rank, outputs)
+# Projections of a block that read the same array.
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _PREFIXES = ("", "language_model.")  # of a model that mlx-vlm has read
-
-
-class SelectedRows:
-    """Which row of the bank each row of the pass in hand is read with."""
-
-    rows: mx.array | None = None
-
-
-class BankedLinear(nn.Module):  # type: ignore[misc]
-    """
-    A projection and what each adapter adds to it.
-
-    Args:
-        linear: the base's own, quantised or not; it stays as it is.
-    """
-
-    def __init__(self, linear: nn.Module, selected: SelectedRows) -> None:
-        super().__init__()
-        self.linear = linear
-        self._selected = selected
-        outputs, inputs = linear.weight.shape
-        if isinstance(linear, nn.QuantizedLinear):
-            inputs = inputs * 32 // linear.bits
-        self.lora_a = mx.zeros((1, inputs, 1))
-        self.lora_b = mx.zeros((1, 1, outputs))  # times the adapter's scale
-        self.freeze()
-
-    def __call__(self, x: mx.array) -> mx.array:
-        y: mx.array = self.linear(x)
-        rows = self._selected.rows
-        if rows is None:
-            return y
-        if x.ndim != 3 or x.shape[0] != rows.shape[0]:
-            raise ValueError("a layer with adapters must see one row a sequence")
-        return _sum(y, (x @ self.lora_a[rows]) @ self.lora_b[rows])
-
-    def __getattr__(self, name: str) -> Any:
-        """What others ask of a projection is the base's."""
-        if name in self or "linear" not in self:
-            return super().__getattr__(name)
-        return getattr(self["linear"], name)
-
-    def put(self, row: int, pair: Pair | None, scale: float) -> None:
-        """Set a row of the bank; None: it adds nothing."""
-        num_rows, inputs, rank = self.lora_a.shape
-        outputs = self.lora_b.shape[2]
-        a, b = pair or (mx.zeros((inputs, 1)), mx.zeros((1, outputs)))
-        if a.shape[0] != inputs or b.shape[1] != outputs or a.shape[1] != b.shape[0]:
-            raise ValueError(f"its matrices are {a.shape} and {b.shape}")
-        rank, num_rows = max(rank, a.shape[1]), max(num_rows, row + 1)
-        self.lora_a = _with_row(self.lora_a, row, a, (num_rows, inputs, rank))
-        self.lora_b = _with_row(self.lora_b, row, scale * b, (num_rows, rank, outputs))
-        mx.eval(self.lora_a, self.lora_b)
-
-
-@mx.compile  # one kernel; a step of small kernels waits for the host that encodes them
-def _sum(y: mx.array, added: mx.array) -> mx.array:
-    return y + added.astype(y.dtype)
-
-
-def _with_row(
-    bank: mx.array, row: int, one: mx.array, shape: tuple[int, ...]
-) -> mx.array:
-    """A bank of a shape that is no smaller, with a row of it set."""
-    grown = _padded(bank, shape)
-    own = _padded(one[None], (1, *shape[1:]))
-    return mx.concatenate([grown[:row], own, grown[row + 1 :]])
-
-
-def _padded(array: mx.array, shape: tuple[int, ...]) -> mx.array:
-    widths = [(0, most - own) for own, most in zip(array.shape, shape, strict=True)]
-    return mx.pad(array, widths)
 
 
 class AdapterBank:
@@ -103,6 +37,7 @@ class AdapterBank:
     def __init__(self) -> None:
         self._selected = SelectedRows()
         self._layers: dict[str, BankedLinear] = {}
+        self._shared: dict[str, SharedInput] = {}
         self._rows: dict[int, AdapterFiles] = {}
 
     @property
@@ -114,11 +49,11 @@ class AdapterBank:
     @contextlib.contextmanager
     def reading(self, rows: Sequence[int]) -> Iterator[None]:
         """Have the pass in hand read with these rows of the bank."""
-        self._selected.rows = mx.array(list(rows))
+        self._selected.select(rows)
         try:
             yield
         finally:
-            self._selected.rows = None
+            self._selected.select(None)
 
     def load(
         self, model: nn.Module, adapter: AdapterFiles, pairs: Mapping[str, Pair]
@@ -140,8 +75,10 @@ class AdapterBank:
         row = next(n for n in range(1, len(self._rows) + 2) if n not in self._rows)
         try:
             named = self._wrapped(model, pairs)
+            num_rows = max(row, *self._rows, 0) + 1
             for path, layer in self._layers.items():
-                layer.put(row, named.get(path), adapter.scale)
+                layer.put(row, named.get(path), adapter.scale, num_rows)
+            self._selected.row_bytes = sum(n.row_bytes for n in self._layers.values())
         except BaseException:
             self._clear(model, row)
             raise
@@ -156,12 +93,12 @@ class AdapterBank:
     def _clear(self, model: nn.Module, row: int) -> None:
         if self._rows:
             for layer in self._layers.values():
-                layer.put(row, None, 0.0)
+                layer.put(row, None, 0.0, row + 1)
             return
         plain = [(path, layer.linear) for path, layer in self._layers.items()]
         if plain:
             model.update_modules(tree_unflatten(plain))
-        self._layers = {}
+        self._layers, self._shared = {}, {}
 
     def _wrapped(self, model: nn.Module, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
         """The pairs by the paths of their layers, which are wrapped from now on."""
@@ -176,12 +113,21 @@ class AdapterBank:
             if not isinstance(module, nn.Linear | nn.QuantizedLinear | BankedLinear):
                 raise ValueError(f"{path[:100]} is no linear layer")
             if not isinstance(module, BankedLinear):
-                fresh[own] = BankedLinear(module, self._selected)
+                fresh[own] = BankedLinear(module, self._selected, self._reading(own))
             named[own] = pair
         if fresh:
             model.update_modules(tree_unflatten(list(fresh.items())))
             self._layers |= fresh
+            for layer in fresh.values():
+                layer.join()
         return named
+
+    def _reading(self, path: str) -> SharedInput:
+        """The projections that read what one does, by its path."""
+        block, _, name = path.rpartition(".")
+        names = next((names for names in _TOGETHER if name in names), (name,))
+        key = f"{block}.{names[0]}"
+        return self._shared.setdefault(key, SharedInput(self._selected))
 
 
 def read_pairs(data: bytes) -> dict[str, Pair]:

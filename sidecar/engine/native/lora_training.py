@@ -23,8 +23,8 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from sidecar.core.errors import BadRequest, GenerationFailed
 from sidecar.core.native import LoraJob
-from sidecar.engine.adapters.adapter_bank import BankedLinear
 from sidecar.engine.adapters.adapter_files import CONFIG, WEIGHTS
+from sidecar.engine.adapters.banked_linear import BankedLinear
 from sidecar.engine.loading.loaded_model import LoadedModel
 
 Example = tuple[list[int], int]  # ids, and from which of them on the loss counts

@@ -1,0 +1,202 @@
+"""
+A projection with a bank of adapters, of which each row of a batch picks one.
+
+It computes what mlx-lm's LoRALinear does, with the matrices of each row. On a GPU a
+step of small kernels waits for the host that encodes them. So projections that read the
+same array (queries, keys and values) share the product with A, the sum with the base is
+part of the product with B, and the matrices of a batch's rows are picked out once.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+Pair = tuple[mx.array, mx.array]  # A (inputs, rank) and B (rank, outputs)
+_MAX_KEPT_BYTES = 128 << 20  # of a model's matrices, picked out for one batch
+_NUM_KEPT = 2  # batches: the one that decodes, the prompt that is prefilled beside it
+
+
+@dataclass(eq=False)
+class SelectedRows:
+    """
+    Which row of the bank each row of the pass in hand is read with. GPU thread only.
+
+    Args:
+        rows: None: none is read with an adapter.
+        row_bytes: of one row of the bank, all layers.
+        last: the product that was computed last, and what it is of.
+    """
+
+    rows: tuple[int, ...] | None = None
+    row_bytes: int = 0
+    last: "_Product | None" = None
+
+    def select(self, rows: Sequence[int] | None) -> None:
+        """Begin a pass, or end it."""
+        self.rows, self.last = None if rows is None else tuple(rows), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """What a layer's projections read, times A of each row of the batch."""
+
+    layer: "SharedInput"
+    x: mx.array
+    with_a: mx.array
+
+
+@dataclass(frozen=True, slots=True)
+class _Picked:
+    """
+    The matrices of a batch's rows.
+
+    Args:
+        a: of all projections side by side (rows, inputs, ranks).
+        bs: of each projection (rows, rank, outputs).
+    """
+
+    a: mx.array
+    bs: Sequence[mx.array]
+
+
+class SharedInput:
+    """Projections that read the same array, and what a batch's rows add to them."""
+
+    def __init__(self, selected: SelectedRows) -> None:
+        self._selected = selected
+        self._members: list[BankedLinear] = []
+        self._kept: OrderedDict[tuple[int, ...], _Picked] = OrderedDict()
+
+    def join(self, member: "BankedLinear") -> int:
+        """Take a projection in; its number."""
+        self._members.append(member)
+        self.forget()
+        return len(self._members) - 1
+
+    def forget(self) -> None:
+        """The bank has changed."""
+        self._kept.clear()
+
+    def add(self, number: int, x: mx.array, y: mx.array) -> mx.array:
+        """
+        What the base computed, and what the rows' adapters add to it.
+
+        Args:
+            number: of the projection. x: what it read. y: what the base made of it.
+        """
+        picked, last = self._pick(), self._selected.last
+        if last is None or last.layer is not self or last.x is not x:
+            last = _Product(self, x, x @ picked.a)
+            self._selected.last = last
+        before = sum(other.rank for other in self._members[:number])
+        own = last.with_a[..., before : before + self._members[number].rank]
+        return mx.addmm(y, own, picked.bs[number]).astype(y.dtype)
+
+    def _pick(self) -> _Picked:
+        rows = self._selected.rows
+        assert rows is not None
+        if (kept := self._kept.get(rows)) is not None:
+            self._kept.move_to_end(rows)
+            return kept
+        indices = mx.array(rows)
+        matrices = [(one.lora_a[indices], one.lora_b[indices]) for one in self._members]
+        a = mx.concatenate([a for a, _ in matrices], axis=2)
+        picked = _Picked(a, [b for _, b in matrices])
+        if len(rows) * self._selected.row_bytes <= _MAX_KEPT_BYTES:
+            self._kept[rows] = picked
+            while len(self._kept) > _NUM_KEPT:
+                self._kept.popitem(last=False)
+        return picked
+
+
+class BankedLinear(nn.Module):  # type: ignore[misc]
+    """
+    A projection and what each adapter adds to it.
+
+    Args:
+        linear: the base's own, quantised or not; it stays as it is.
+        shared: the projections that read what it reads.
+    """
+
+    def __init__(
+        self, linear: nn.Module, selected: SelectedRows, shared: SharedInput
+    ) -> None:
+        super().__init__()
+        self.linear = linear
+        self._selected, self._shared, self._number = selected, shared, 0
+        outputs, inputs = linear.weight.shape
+        self._dtype = linear.weight.dtype
+        if isinstance(linear, nn.QuantizedLinear):
+            inputs = inputs * 32 // linear.bits
+            self._dtype = linear.scales.dtype
+        self.lora_a = mx.zeros((1, inputs, 1), self._dtype)
+        self.lora_b = mx.zeros((1, 1, outputs), self._dtype)  # times its scale
+        self.freeze()
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = self.linear(x)
+        rows = self._selected.rows
+        if rows is None:
+            return y
+        if x.ndim != 3 or x.shape[0] != len(rows):
+            raise ValueError("a layer with adapters must see one row a sequence")
+        return self._shared.add(self._number, x, y)
+
+    def __getattr__(self, name: str) -> Any:
+        """What others ask of a projection is the base's."""
+        if name in self or "linear" not in self:
+            return super().__getattr__(name)
+        return getattr(self["linear"], name)
+
+    @property
+    def rank(self) -> int:
+        """The largest one of the bank."""
+        return int(self.lora_a.shape[2])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of the bank."""
+        return int((self.lora_a.nbytes + self.lora_b.nbytes) // len(self.lora_a))
+
+    def join(self) -> None:
+        """It is part of the model from now on."""
+        self._number = self._shared.join(self)
+
+    def put(self, row: int, pair: Pair | None, scale: float, num_rows: int) -> None:
+        """
+        Set a row of the bank.
+
+        Args:
+            pair: None: it adds nothing.
+            num_rows: that the bank has at least; a new layer begins with one.
+        """
+        own_rows, inputs, rank = self.lora_a.shape
+        outputs = self.lora_b.shape[2]
+        a, b = pair or (mx.zeros((inputs, 1)), mx.zeros((1, outputs)))
+        if a.shape[0] != inputs or b.shape[1] != outputs or a.shape[1] != b.shape[0]:
+            raise ValueError(f"its matrices are {a.shape} and {b.shape}")
+        rank, num_rows = max(rank, a.shape[1]), max(num_rows, own_rows)
+        b = (scale * b).astype(self._dtype)
+        a_shape, b_shape = (num_rows, inputs, rank), (num_rows, rank, outputs)
+        self.lora_a = _with_row(self.lora_a, row, a.astype(self._dtype), a_shape)
+        self.lora_b = _with_row(self.lora_b, row, b, b_shape)
+        self._shared.forget()
+        mx.eval(self.lora_a, self.lora_b)
+
+
+def _with_row(
+    bank: mx.array, row: int, one: mx.array, shape: tuple[int, ...]
+) -> mx.array:
+    """A bank of a shape that is no smaller, with a row of it set."""
+    grown = _padded(bank, shape)
+    own = _padded(one[None], (1, *shape[1:]))
+    return mx.concatenate([grown[:row], own, grown[row + 1 :]])
+
+
+def _padded(array: mx.array, shape: tuple[int, ...]) -> mx.array:
+    widths = [(0, most - own) for own, most in zip(array.shape, shape, strict=True)]
+    return mx.pad(array, widths)
