@@ -62,7 +62,8 @@ def test_a_short_row_beside_a_long_one_pays_no_padding(served: App) -> None:
         short = decoding(engine, make, random_ids(3, SHORT))
         new, old = kv_bytes(served, engine)
         assert new <= 1.25 * own
-        assert old <= before + own  # a step of room, if the long one came to its end
+        # The long one's room may have come to its end: 512 tokens more from 8,192.
+        assert old <= before + 2 * own
         for job in (long, short):
             engine.release(job)
 
