@@ -41,6 +41,7 @@ _STATUS_OF_CODE = {
     "rate_limit_exceeded": 429,
     "not_implemented": 501,
     "service_unavailable": 503,
+    "training": 503,
     "insufficient_memory": 503,
     "memory_pressure": 503,
 }

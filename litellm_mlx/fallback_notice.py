@@ -18,6 +18,7 @@ _WORDS_OF_CODE = {
     "memory_pressure": "is short of memory",
     "rate_limited": "is busy",
     "service_unavailable": "is not ready",
+    "training": "is training an adapter",
     "model_load_failed": "could not load its model",
 }
 

@@ -265,6 +265,12 @@ class Unavailable(SidecarError):
     status_hint = 503
 
 
+class ServingPaused(Unavailable):
+    """An adapter is trained that has the server for itself."""
+
+    code = "training"
+
+
 class InsufficientMemory(Unavailable):
     """A prompt or a model does not fit; the message says what would."""
 

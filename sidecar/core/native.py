@@ -111,6 +111,7 @@ class LoraJob:
         num_layers: of the last blocks; -1: all.
         mask_prompt: the loss counts in answers alone.
         iters: batches; weights change at each `grad_accumulation` of them.
+        exclusive: requests are refused until it has ended.
     """
 
     keys: tuple[str, ...] = ("self_attn.q_proj", "self_attn.v_proj")
@@ -128,6 +129,7 @@ class LoraJob:
     iters: int = 100
     max_seq_length: int = 2048
     seed: int = 0
+    exclusive: bool = False
 
     @property
     def lora_parameters(self) -> dict[str, Any]:

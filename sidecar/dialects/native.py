@@ -297,6 +297,7 @@ def _job(fields: Fields) -> LoraJob:
         "iters": fields.integer("iters", 1, 10_000_000),
         "max_seq_length": fields.integer("max_seq_length", 2, 1 << 20),
         "seed": fields.integer("seed", 0, (1 << 32) - 1),
+        "exclusive": fields.boolean("exclusive", False),
     }
     if given["num_layers"] == 0:
         raise BadRequest("num_layers must be 1 at least, or -1", param="num_layers")

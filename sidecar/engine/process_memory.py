@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from sidecar.core.errors import GOING_DOWN, Busy, Unavailable
+from sidecar.core.errors import GOING_DOWN, Busy, SidecarError, Unavailable
 from sidecar.engine.gpu_scheduler import Errand
 from sidecar.kv.kv_layers import Released, release_freed_memory
 
@@ -253,6 +253,7 @@ class Admission:
         self._open: set[AdmittedJob] = set()
         self._loading = NOTHING
         self._is_draining = False
+        self._paused_by: Callable[[], SidecarError] | None = None
         self._decoding: list[Callable[[], int]] = []
 
     @property
@@ -275,11 +276,14 @@ class Admission:
             demand: what it will need, given what was reserved for others; raises
                 InsufficientMemory.
         Raises:
-            Busy: the queue is full. Unavailable: the server is going down.
+            Busy: the queue is full. Unavailable: the server is going down, or takes
+                none for now.
         """
         with self._lock:
             if self._is_draining:
                 raise Unavailable(GOING_DOWN, retry_after_s=5)
+            if self._paused_by is not None:
+                raise self._paused_by()
             if len(self._open) >= self.max_jobs:
                 raise Busy(f"all {self.max_jobs} places are taken", retry_after_s=2)
             job.due = demand(self._reserved())
@@ -307,6 +311,17 @@ class Admission:
             yield arrived
         finally:
             arrived()
+
+    @contextlib.contextmanager
+    def paused(self, why: Callable[[], SidecarError]) -> Iterator[None]:
+        """Take no new jobs within, but refuse them; those that run go on."""
+        with self._lock:
+            self._paused_by = why
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._paused_by = None
 
     def drain(self) -> None:
         """Take no new jobs."""

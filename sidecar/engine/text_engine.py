@@ -3,12 +3,13 @@
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from sidecar.config.settings import EngineConfig
 from sidecar.core.conversation import unknown
-from sidecar.core.errors import BadRequest, ContextLengthExceeded
+from sidecar.core.errors import BadRequest, ContextLengthExceeded, SidecarError
 from sidecar.core.prompt import ModelPrompt, behind_images
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.adapter_leases import AdapterLeases
@@ -155,6 +156,7 @@ class TextEngine:
         num_tokens: int,
         *,
         is_for_idle: bool = False,
+        paused_by: Callable[[], SidecarError] | None = None,
     ) -> T:
         """
         Have a computation done between the requests' turns, admitted like one of them.
@@ -162,6 +164,7 @@ class TextEngine:
         Args:
             num_tokens: of the longest prompt that it computes at once.
             is_for_idle: whether it goes on only while nothing else is computed.
+            paused_by: with what requests are refused meanwhile; None: they are not.
         Returns:
             What the steps return; what they raise is raised.
         Raises:
@@ -172,10 +175,12 @@ class TextEngine:
             work,
             lambda others: self.guard.demand(num_tokens, 1, self.max_context, others),
         )
+        pause = self._admission.paused(paused_by) if paused_by else nullcontext()
         try:
-            return self._gpu.call_in_steps(
-                steps, is_background=is_for_idle, is_for_idle=is_for_idle
-            )
+            with pause:
+                return self._gpu.call_in_steps(
+                    steps, is_background=is_for_idle, is_for_idle=is_for_idle
+                )
         finally:
             self._admission.release(work)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import secrets
 import shutil
 import threading
@@ -16,6 +17,7 @@ from sidecar.core.errors import (
     Busy,
     NotFound,
     RequestCancelled,
+    ServingPaused,
     SidecarError,
     Unavailable,
 )
@@ -70,14 +72,25 @@ class Training:
         self.seconds += step.seconds
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
 
+    def refusal(self) -> SidecarError:
+        """What requests are told while it has the server for itself."""
+        left_s = self._left_s()
+        return ServingPaused(
+            f"the adapter {self.request.name} is trained, with exclusive: true",
+            retry_after_s=30 if left_s is None else math.ceil(left_s) or 1,
+        )
+
+    def _left_s(self) -> float | None:
+        """Seconds that it will take still; None: nobody knows."""
+        done = self.losses[-1][0] if self.losses else 0
+        if not done or self.state not in ("waiting", "running"):
+            return None
+        return self.seconds / done * (self.request.job.iters - done)
+
     def as_json(self) -> dict[str, Any]:
         """How far it is."""
-        losses, job = list(self.losses), self.request.job
+        losses, job, left_s = list(self.losses), self.request.job, self._left_s()
         done = losses[-1][0] if losses else 0
-        is_open = self.state in ("waiting", "running")
-        left_s = None
-        if done and is_open:
-            left_s = self.seconds / done * (job.iters - done)
         return {
             "id": self.id,
             "state": self.state,
@@ -220,7 +233,8 @@ class TrainingService:
         steps = training_steps.steps(examples, report, check)
         at_once = min(job.batch_size * longest, max(turn_tokens, longest))
         held = min(_HELD * at_once, engine.max_context - 1)
-        weights = engine.run_beside(steps, held, is_for_idle=True)
+        paused_by = training.refusal if job.exclusive else None
+        weights = engine.run_beside(steps, held, is_for_idle=True, paused_by=paused_by)
         engine.run_on_gpu(lambda: write_adapter(draft, weights, engine.model, job))
 
     def _checking(self, training: Training) -> Callable[[], None]:

@@ -221,6 +221,25 @@ def test_a_request_waits_for_a_step_of_it_at_most(
         ended(served, found)
 
 
+def test_an_exclusive_training_has_the_server_for_itself(served: Served) -> None:
+    """Requests are refused with the time that it takes, until it has ended."""
+    found = begin(served, name="alone", iters=1_000_000, exclusive=True)
+    url = f"{served.app.url}/native/train/{found['id']}"
+    ask = {"model": "dense", "prompt": [5, 6, 7], "max_tokens": 4}
+    try:
+        assert eventually(lambda: state_of(served, found)["step"] > 3)
+        refused = served.ask(**ask)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "training"
+        assert "alone" in refused.json()["error"]["message"]
+        left_s = state_of(served, found)["seconds_left"]
+        assert 0.2 * left_s < int(refused.headers["retry-after"]) < 5 * left_s
+    finally:
+        httpx.delete(url, timeout=60).raise_for_status()
+        ended(served, found)
+    assert served.ask(**ask).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -237,7 +256,8 @@ def test_a_request_waits_for_a_step_of_it_at_most(
         ({"init": "zeros"}, "init"),
         ({"dtype": "int8"}, "dtype"),
         ({"keys": [5]}, "keys"),
-        ({"exclusive": True}, "exclusive"),
+        ({"exclusive": 1}, "exclusive"),
+        ({"exclusively": True}, "exclusively"),
         ({"model": "nobody"}, "model"),
     ],
     ids=str,
