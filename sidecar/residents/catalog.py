@@ -214,6 +214,7 @@ def _wished(
         ttl_s=wish.ttl_seconds,
         syntax=wish.syntax,
         draft_model=wish.draft_model,
+        adapter_path=wish.adapter_path or None,
     )
 
 

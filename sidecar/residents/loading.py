@@ -7,7 +7,7 @@ from typing import Any
 
 from sidecar.config.settings import Config
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.residents.detection import loader_of
+from sidecar.residents.detection import TEXT_KINDS, loader_of
 from sidecar.residents.model_state import ModelSpec, ServedModel, Tell
 from sidecar.residents.shared import Shared
 
@@ -27,6 +27,11 @@ def loader(config: Config, shared: Shared) -> Load:
         if place is None:
             message = f"model {spec.id} cannot be loaded: {spec.kind} is not served"
             raise ModelLoadFailed(message)
+        if spec.adapter_path and spec.kind not in TEXT_KINDS:
+            raise ModelLoadFailed(
+                f"the adapter_path of {spec.id} has no use: it is a model of kind "
+                f"{spec.kind}, and those that write text take adapters"
+            )
         resident: ServedModel = made(place).load(spec, tell)
         return resident
 

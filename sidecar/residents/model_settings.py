@@ -26,8 +26,11 @@ class ModelSettings:
     Args:
         ttl_seconds: idle seconds after which it leaves; 0: never.
         alias: one more name. draft_model: in place of DRAFT_MODEL, from its next load
-            on; "": none. family, tool_parser, reasoning_parser: of its output, see
-            SyntaxSettings; they hold from its next load on.
+            on; "": none.
+        family, tool_parser, reasoning_parser: of its output, see SyntaxSettings; they
+            hold from its next load on.
+        adapter_path: the folder of the adapter that it is read with where a request
+            names none, from its next load on; "": none.
     """
 
     pinned: bool | None = None
@@ -37,6 +40,7 @@ class ModelSettings:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     draft_model: str | None = None
+    adapter_path: str | None = None
 
     @property
     def syntax(self) -> SyntaxSettings:
@@ -54,6 +58,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "tool_parser": (str,),
     "reasoning_parser": (str,),
     "draft_model": (str,),
+    "adapter_path": (str,),
 }
 
 

@@ -31,7 +31,7 @@ class ModelSpec:
         size_bytes: of its weights, as far as that is known before a load.
         context_len: most tokens, as far as that is known before a load.
         vector_len: numbers of an embedding, if it gives any.
-        syntax: what is set of its output. draft_model: see ModelSettings.
+        syntax: what is set of its output. draft_model, adapter_path: see ModelSettings.
         takes_images: as far as that is known before a load.
         state: other than `unloaded`, why it cannot be loaded is in `fault`.
     """
@@ -47,6 +47,7 @@ class ModelSpec:
     ttl_s: float | None = None
     syntax: SyntaxSettings = field(default_factory=SyntaxSettings)
     draft_model: str | None = None
+    adapter_path: str | None = None
     takes_images: bool = False
     state: LoadState = "unloaded"
     fault: str | None = None

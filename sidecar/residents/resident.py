@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidecar.core.conversation import Conversation, unknown, with_adapter
@@ -67,6 +68,7 @@ class Resident:
         unsupported_images: UNSUPPORTED_IMAGES: what becomes of those it does not take.
         leave: what becomes of its conversations when the weights are gone.
         ocr: what it is asked where a client sends a picture alone; "": nothing.
+        adapter_folder: of the adapter that it is read with where a request names none.
     """
 
     engine: TextEngine
@@ -78,6 +80,7 @@ class Resident:
     images: "ImageReader | None" = None
     unsupported_images: str = "auto"
     ocr: str = ""
+    adapter_folder: Path | None = None
 
     @property
     def disk(self) -> DiskCache | None:

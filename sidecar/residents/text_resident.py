@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.settings import CacheConfig, Config
 from sidecar.core.conversation import ForgetFilter
-from sidecar.core.errors import ModelLoadFailed
+from sidecar.core.errors import BadRequest, ModelLoadFailed
+from sidecar.engine.adapters.adapter_files import adapter_in
 from sidecar.engine.gpu_thread import load_thread
 from sidecar.engine.loading.checkpoint_files import memory_limit, read_config
 from sidecar.engine.loading.loaded_model import LoadedModel
@@ -79,6 +80,7 @@ class TextLoader:
             ModelLoadFailed: with the reason.
         """
         shared, started = self._shared, time.monotonic()
+        adapter_folder = _adapter_folder(spec)
         tell("download_progress")
         source = self._find(spec)
         tell("weights_loading")
@@ -98,7 +100,7 @@ class TextLoader:
             engine.check_splitter()
             tell("selftest")
             self._prove(engine, kept, known, key)
-            resident = self._resident_of(engine, kept, model)
+            resident = self._resident_of(engine, kept, model, adapter_folder)
             shared.gpu.call(shared.process.sample)
             shared.gpu.call(shared.process.count_buffers)
         except BaseException:
@@ -280,7 +282,11 @@ class TextLoader:
         return kept
 
     def _resident_of(
-        self, engine: TextEngine, kept: KeptModel, model: LoadedModel
+        self,
+        engine: TextEngine,
+        kept: KeptModel,
+        model: LoadedModel,
+        adapter_folder: Path | None,
     ) -> Resident:
         def leave() -> None:
             if model.vision_encoder is not None:
@@ -300,12 +306,17 @@ class TextLoader:
             if cache.disk is not None:
                 cache.disk.close()
             raise
-        shares_kv = self._config.cache.share_between_keys
-        images = self._images_of(model, kept.memory)
-        policy = self._config.images.unsupported
-        ocr = ocr_prompt(read_config(model.folder) or {})
         return Resident(
-            engine, pipeline, kept.memory, cache, shares_kv, leave, images, policy, ocr
+            engine,
+            pipeline,
+            kept.memory,
+            cache,
+            self._config.cache.share_between_keys,
+            leave,
+            self._images_of(model, kept.memory),
+            self._config.images.unsupported,
+            ocr_prompt(read_config(model.folder) or {}),
+            adapter_folder,
         )
 
     def _give_up(
@@ -317,6 +328,24 @@ class TextLoader:
         else:
             self._shared.gpu.call(model.release)
         self._shared.kept.keep(model.key, kept, kept.tested)
+
+
+def _adapter_folder(spec: ModelSpec) -> Path | None:
+    """
+    Where the adapter is that a model is read with; None: nowhere.
+
+    Raises:
+        ModelLoadFailed: it cannot be served.
+    """
+    if spec.adapter_path is None:
+        return None
+    folder = Path(spec.adapter_path).expanduser()
+    try:
+        adapter_in(folder)
+    except BadRequest as error:
+        why = f"the adapter_path of {spec.id} cannot be used: {error.message}"
+        raise ModelLoadFailed(why) from None
+    return folder
 
 
 def _no_vision_reason(folder: Path) -> str:

@@ -28,7 +28,11 @@ from sidecar.service.probe_step import ProbeStep, Steps
 PREFIX = "/admin/models/"
 PUBLIC_PREFIX = "/v1/models/"
 # The first two change at once, the others at the model's next load.
-_SETTINGS = ("pinned", "ttl_seconds", "tool_parser", "reasoning_parser", "draft_model")
+_SETTINGS = (
+    "pinned", "ttl_seconds", "tool_parser", "reasoning_parser", "draft_model",
+    "adapter_path",
+)  # fmt: skip
+_MAY_BE_UNSET = ("draft_model", "adapter_path")
 _OF_CHATS = ("supports_function_calling", "supports_reasoning")
 _TRUE = ("1", "true", "yes")
 
@@ -180,8 +184,8 @@ def _with_adapters(
 def _check_setting(name: str, value: object) -> None:
     if name not in _SETTINGS:
         raise BadRequest(f"{name} is not one of {', '.join(_SETTINGS)}", param=name)
-    if name == "draft_model" and value is None:
-        return  # as DRAFT_MODEL says again
+    if name in _MAY_BE_UNSET and value is None:
+        return  # as DRAFT_MODEL says again, and no adapter
     try:
         check_setting(name, value)
     except ValueError as error:

@@ -23,7 +23,11 @@ from sidecar.core.ports import RunningChat
 from sidecar.core.requests import ChatRequest, CompletionRequest, join_names
 from sidecar.core.turn_token import make_token
 from sidecar.core.warmth import WARM
-from sidecar.engine.adapters.adapter_files import AdapterFolder
+from sidecar.engine.adapters.adapter_files import (
+    AdapterFiles,
+    AdapterFolder,
+    adapter_in,
+)
 from sidecar.engine.job import Forecast
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.engine.speculation.source_forms import encoded_pieces, written_forms
@@ -233,10 +237,10 @@ class ChatService:
     ) -> Forecast:
         """What a chat request would cost; nothing is generated or remembered."""
         maximum, request = request.options.max_tokens, self._named(request)
-        name = request.options.adapter
-        adapter = ReadWith(self._adapters.find(name).digest) if name else NO_ADAPTER
         with self._pool.lease(request.model) as leased:
             resident = require_text(leased)
+            files = self._adapter_files(resident, request)
+            adapter = ReadWith(files.digest) if files else NO_ADAPTER
             try:
                 prepared = resident.prepare(request, is_connected, adapter)
             except ContextLengthExceeded as error:  # so long that it was not read whole
@@ -404,12 +408,21 @@ class ChatService:
         self, resident: Resident, request: ChatRequest | CompletionRequest
     ) -> Iterator[ReadWith]:
         """The adapter that a request asks for, in the bank for as long as it runs."""
-        if not (name := request.options.adapter):
+        files = self._adapter_files(resident, request)
+        if files is None:
             yield NO_ADAPTER
             return
-        files = self._adapters.find(name)
         with resident.engine.adapters.leased(files) as row:
             yield ReadWith(files.digest, row)
+
+    def _adapter_files(
+        self, resident: Resident, request: ChatRequest | CompletionRequest
+    ) -> AdapterFiles | None:
+        """The adapter that a request names, else its model's own; None: neither."""
+        if name := request.options.adapter:
+            return self._adapters.find(name)
+        own = resident.adapter_folder
+        return None if own is None else adapter_in(own, "model")
 
     def _sampling(
         self, resident: Resident, request: ChatRequest | CompletionRequest

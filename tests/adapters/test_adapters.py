@@ -4,7 +4,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -376,3 +376,47 @@ def test_one_in_use_stays_in_the_bank(served: Served) -> None:
             assert adapters.num_loaded == 1
             make(1)
             assert adapters.unload_idle() == 1
+
+
+@pytest.fixture
+def own_adapter(served: Served) -> Iterator[Callable[[str | None], httpx.Response]]:
+    """Sets the adapter of a model's own and loads it anew; taken back at the end."""
+    url = f"{served.app.url}/admin/models/four-bit"
+
+    def set_it(path: str | None) -> httpx.Response:
+        body = {"adapter_path": path}
+        httpx.post(f"{url}/settings", json=body, timeout=60).raise_for_status()
+        httpx.post(f"{url}/unload?force=true", json={}, timeout=60)
+        return httpx.post(f"{url}/load", json={}, timeout=60)
+
+    yield set_it
+    set_it(None).raise_for_status()
+
+
+def test_a_model_has_an_adapter_of_its_own(
+    served: Served, own_adapter: Callable[[str | None], httpx.Response]
+) -> None:
+    """Where a request names none; its KV is not the base's."""
+    base, ids = "four-bit", [7 * n % 997 + 5 for n in range(300)]
+    plain = served.plain(base, "", ids)
+    assert served.tokens(base, "", ids)["tokens"] == plain
+    folder = served.adapters / f"{base}-a"
+    assert own_adapter(str(folder)).status_code == 200
+    first = served.tokens(base, "", ids)
+    assert first == {"tokens": served.plain(base, "a", ids), "cached": 0}
+    assert first["tokens"] != plain
+    assert served.tokens(base, "a", ids)["cached"] > 200
+    assert served.tokens(base, "b", ids)["tokens"] == served.plain(base, "b", ids)
+    assert own_adapter(None).status_code == 200
+    assert served.tokens(base, "", ids)["tokens"] == plain
+
+
+def test_an_own_adapter_that_is_none_ends_the_load(
+    served: Served, own_adapter: Callable[[str | None], httpx.Response], tmp_path: Path
+) -> None:
+    refused = own_adapter(str(tmp_path))
+    assert refused.status_code == 500
+    message = refused.json()["error"]["message"]
+    assert "adapter_path of four-bit" in message
+    assert "adapter_config.json" in message or "adapters.safetensors" in message
+    assert str(tmp_path.parent) not in message

@@ -109,17 +109,23 @@ class AdapterFolder:
                 f"no adapter named {name[:100]!r} is served; there is: {there_is}",
                 param=param,
             )
-        try:
-            return read_adapter(self.root / name)
-        except OSError as error:  # its text has a path of this machine
-            why = f"{error.strerror}: {WEIGHTS}"
-            raise _unserved(name, why, param) from None
-        except (ValueError, RecursionError) as error:
-            raise _unserved(name, str(error), param) from None
+        return adapter_in(self.root / name, param)
 
 
-def _unserved(name: str, why: str, param: str) -> BadRequest:
-    return BadRequest(f"adapter {name} cannot be served: {why}", param=param)
+def adapter_in(folder: Path, param: str = "adapter") -> AdapterFiles:
+    """
+    The adapter of a folder.
+
+    Raises:
+        BadRequest: it cannot be served; what is said has no path of this machine.
+    """
+    try:
+        return read_adapter(folder)
+    except OSError as error:
+        why = f"{error.strerror}: {WEIGHTS}"
+    except (ValueError, RecursionError) as error:
+        why = str(error)
+    raise BadRequest(f"adapter {folder.name} cannot be served: {why}", param=param)
 
 
 def read_adapter(folder: Path) -> AdapterFiles:
