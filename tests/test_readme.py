@@ -50,8 +50,8 @@ def test_the_block_is_the_launchers(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     listed = parse_models(httpx.get(f"{app.url}/v1/models", timeout=60).json())
     settings = load_settings(Flags(), tmp_path, {})
-    memory = HealthReport(16_700_000_000)
-    block = ready_block(settings, listed, needs_key=False, memory=memory)
+    health = HealthReport(16_700_000_000)
+    block = ready_block(settings, listed, needs_key=False, health=health)
     shown = README.partition("\nReady.\n")[2].partition("```")[0].splitlines()
     said = block.splitlines()
     own = ("  agents", "  log", f"{'':11}a toy")  # they name folders of this machine

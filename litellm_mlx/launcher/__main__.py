@@ -218,10 +218,10 @@ def _start_all(
         supervisor.wait(lambda: sidecar.is_up)
     models = fetch_models(settings)
     needs_key = plan.needs_key if plan else settings.api_key is not None
-    memory = fetch_health(settings)
+    health = fetch_health(settings)
     others = other_models(plan.user_config) if plan else []
     _say(
-        ready_block(settings, models, needs_key=needs_key, memory=memory, others=others)
+        ready_block(settings, models, needs_key=needs_key, health=health, others=others)
     )
 
 

@@ -40,23 +40,23 @@ def ready_block(
     models: Sequence[SidecarModel],
     *,
     needs_key: bool,
-    memory: HealthReport,
+    health: HealthReport,
     others: Sequence[str] = (),
 ) -> str:
     """
     The block, in one piece.
 
     Args:
-        needs_key: of clients. memory: the sidecar's.
+        needs_key: of clients. health: the sidecar's.
         others: models of LiteLLM's that are not the sidecar's.
     """
     names = [name for model in models for name in (*model.aliases, model.id)]
     name = "local" if "local" in names or not names else names[0]
     rows = [
         *_addresses(settings),
-        *_model(settings, models, name, memory.fault),
+        *_model(settings, models, name, health.fault),
         *_advice(settings),
-        *_memory(memory),
+        *_memory(health),
         ("key", _key(settings, needs_key)),
         *_reach(settings, needs_key, others),
         ("prompts", _logs(settings)),
@@ -117,12 +117,12 @@ def _advice(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
         yield "", f"a toy: {_beside_python('mlx-sidecar')} recommend"
 
 
-def _memory(memory: HealthReport) -> Iterator[tuple[str, str]]:
-    if limit := memory.limit_bytes:
+def _memory(health: HealthReport) -> Iterator[tuple[str, str]]:
+    if limit := health.limit_bytes:
         yield "memory", f"at most {limit / _GB:.1f} GB (MAX_PROCESS_MEMORY)"
-    if memory.wired:
-        risk = "" if memory.wired == "off" else "; on many Macs this panics the kernel"
-        yield "wired", f"{memory.wired} (WIRED_LIMIT{risk})"
+    if health.wired:
+        risk = "" if health.wired == "off" else "; on many Macs this panics the kernel"
+        yield "wired", f"{health.wired} (WIRED_LIMIT{risk})"
 
 
 def _key(settings: LaunchSettings, needs_key: bool) -> str:

@@ -113,8 +113,8 @@ def test_the_ready_block_says_it(tmp_path: Path) -> None:
     settings = load_settings(Flags(), tmp_path, {})
 
     def told(wired: str | None) -> str:
-        memory = HealthReport(9 << 30, wired)
-        return ready_block(settings, [], needs_key=False, memory=memory)
+        health = HealthReport(9 << 30, wired)
+        return ready_block(settings, [], needs_key=False, health=health)
 
     assert "wired    off (WIRED_LIMIT)\n" in told("off")
     assert "wired    8.0 GB (WIRED_LIMIT; on many Macs this panics" in told("8.0 GB")

@@ -17,7 +17,7 @@ MODEL = SidecarModel("openai/mlx-tiny-agent", ("local",), "llm", 32768, True, Tr
 def block(folder: Path, *, needs_key: bool = False, **env: str) -> str:
     settings = load_settings(Flags(), folder, env)
     return ready_block(
-        settings, [MODEL], needs_key=needs_key, memory=HealthReport(9 << 30)
+        settings, [MODEL], needs_key=needs_key, health=HealthReport(9 << 30)
     )
 
 
@@ -74,7 +74,7 @@ def test_it_says_whose_cloud_keys_anybody_here_may_spend(tmp_path: Path) -> None
 
     def said(needs_key: bool) -> str:
         return ready_block(
-            settings, [MODEL], needs_key=needs_key, memory=HealthReport(),
+            settings, [MODEL], needs_key=needs_key, health=HealthReport(),
             others=["cloud", "other"],
         )  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_a_model_that_cannot_be_served_is_not_ready(tmp_path: Path) -> None:
     settings = load_settings(Flags(model="no/such"), tmp_path, {})
     fault = "there is no such folder, and no such model on the hub; check the name"
     health = HealthReport(9 << 30, fault=fault)
-    text = ready_block(settings, [MODEL], needs_key=False, memory=health)
+    text = ready_block(settings, [MODEL], needs_key=False, health=health)
     assert "local, which is no/such; IT CANNOT BE SERVED, others can:\n" in text
     assert " ".join(text.split()).count(fault) == 1
     assert "context of" not in text
