@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -423,61 +424,81 @@ def test_an_open_slot_can_be_read_when_it_is_deleted(folder: SlotFolder) -> None
     assert folder.files() == {}
 
 
-# Run by a process of its own: it dies before the call whose number it is told.
-_SCRIPT = """
+# Imports once; each line that it reads is acted on by a fork, which dies before the
+# call whose number it is told. What it prints is how that one ended.
+_FORKS = """
 import os, sys
 sys.path.insert(0, {repo!r})
 from pathlib import Path
 sys.path.insert(0, {repo!r} + "/tests/disk")
 import test_slot_folder as t
-from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot_folder import SlotFolder
 
-left, act, path = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-folder = SlotFolder(path)
-first = folder.read(1)
-
-def deadly(real):
+def deadly(real, left):
     def call(*args, **more):
-        global left
-        left -= 1
-        if left < 0:
+        left[0] -= 1
+        if left[0] < 0:
             os.kill(os.getpid(), 9)
         return real(*args, **more)
     return call
 
-for name in t.CALLS:
-    module, _, function = name.partition(".")
-    setattr(os, function, deadly(getattr(os, function)))
-if act == "commit":
-    t.write(folder, first, [4, 5])
-elif act == "delete":
-    with folder.locked():
-        folder.delete(2)
-elif act == "forget":
-    t.forget_all(folder)
-elif act in ("forget one", "cut"):
-    t.forget_some(folder, t.ForgetFilter("one"))
-else:
-    t.DiskRoot(path.parent, t.DiskLimits(1, 0, 0, 0)).clear_away()
-print("done", left)
+def act_and_die(before_call, act, path):
+    folder = SlotFolder(path)
+    first = folder.read(1)
+    left = [before_call]
+    for name in t.CALLS:
+        module, _, function = name.partition(".")
+        setattr(os, function, deadly(getattr(os, function), left))
+    if act == "commit":
+        t.write(folder, first, [4, 5])
+    elif act == "delete":
+        with folder.locked():
+            folder.delete(2)
+    elif act == "forget":
+        t.forget_all(folder)
+    elif act in ("forget one", "cut"):
+        t.forget_some(folder, t.ForgetFilter("one"))
+    else:
+        t.DiskRoot(path.parent, t.DiskLimits(1, 0, 0, 0)).clear_away()
+
+for line in sys.stdin:
+    number, act, path = line.rstrip("\\n").split("\\t")
+    if not (child := os.fork()):
+        act_and_die(int(number), act, Path(path))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def die(folder: SlotFolder, act: str, before_call: int) -> bool:
-    """Act in a process that is killed before some call; whether it got to its end."""
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
     repo = str(Path(__file__).resolve().parents[2])
-    ended = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(repo=repo), str(before_call), act,
-         str(folder.path)],
-        cwd=repo, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
-    return ended.returncode == 0
+    command = [sys.executable, "-c", _FORKS.format(repo=repo)]
+    with subprocess.Popen(
+        command, cwd=repo, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def die(
+    forks: subprocess.Popen[str], folder: SlotFolder, act: str, before_call: int
+) -> bool:
+    """Act in a process that is killed before some call; whether it got to its end."""
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    forks.stdin.write(f"{before_call}\t{act}\t{folder.path}\n")
+    forks.stdin.flush()
+    code = int(forks.stdout.readline())
+    assert code in (0, -signal.SIGKILL)
+    return code == 0
 
 
 @pytest.mark.parametrize("act", ["commit", "delete", "forget", "forget one", "janitor"])
-def test_a_death_before_any_call(act: str, folder: SlotFolder) -> None:
+def test_a_death_before_any_call(
+    act: str, folder: SlotFolder, forks: subprocess.Popen[str]
+) -> None:
     """What is there is whole; the next act works; leftovers are cleared away."""
     allowed = {
         "commit": [[[1, 2, 3], [8]], [[1, 2, 3], [8], [4, 5]]],
@@ -492,7 +513,7 @@ def test_a_death_before_any_call(act: str, folder: SlotFolder) -> None:
         forget_all(folder)
         first = write(folder, None, [1, 2, 3], "one")
         write(folder, replace(first, end=2 if act == "cut" else 3), [8], "another")
-        is_whole = die(folder, act, number)
+        is_whole = die(forks, folder, act, number)
         assert readable(folder) in allowed
         if act in ("forget one", "cut"):
             forget_some(folder, ForgetFilter("one"))
