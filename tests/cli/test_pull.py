@@ -59,13 +59,14 @@ def blobs_are(home: Path, files: dict[str, bytes]) -> bool:
     return all((folder / name).read_bytes() == data for name, data in files.items())
 
 
-def test_twenty_kills_cost_nothing(
-    hub: Hub, files: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("num_kills", [6, NUM_KILLS])
+def test_kills_cost_nothing(
+    num_kills: int, hub: Hub, files: dict[str, bytes], tmp_path: Path
 ) -> None:
     """Each time it goes on by a range where it was; the files are equal at the end."""
     hub.line.holds_after = STEP
     done = 0
-    for _ in range(NUM_KILLS):
+    for _ in range(num_kills):
         process = begin(hub, tmp_path)
         done += STEP
 
@@ -80,7 +81,7 @@ def test_twenty_kills_cost_nothing(
     assert (code, error) == (0, "")
     assert "are here already" in out
     assert "serve it: python3 install_and_run.py --model org/tiny" in out
-    assert hub.starts["model.safetensors"] == [n * STEP for n in range(NUM_KILLS + 1)]
+    assert hub.starts["model.safetensors"] == [n * STEP for n in range(num_kills + 1)]
     assert blobs_are(tmp_path, files)
     again = len(hub.fetched)
     assert pull(hub, tmp_path)[0] == 0
