@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import litellm_mlx
+import litellm_mlx.launcher
 from litellm_mlx.identity import (
     CHALLENGE,
     PROOF,
@@ -22,7 +23,8 @@ from litellm_mlx.identity import (
     new_secret,
     proof_of,
 )
-from litellm_mlx.launcher.__main__ import main, notices
+from litellm_mlx.launcher import __main__ as command_line
+from litellm_mlx.launcher.commands import main, notices
 from litellm_mlx.launcher.ports import PidFile
 from litellm_mlx.launcher.services import (
     ProxyPlan,
@@ -384,10 +386,27 @@ def test_litellm_gives_memory_back(
     assert "MALLOC_TRIM_THRESHOLD_" not in sidecar_service(settings, pid_file).env
 
 
+def test_ctrl_c_while_it_imports_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupts:
+        """Where Ctrl-C comes: as the module of the verbs is looked for."""
+
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "litellm_mlx.launcher.commands":
+                raise KeyboardInterrupt
+
+    monkeypatch.delattr(litellm_mlx.launcher, "commands")
+    monkeypatch.delitem(sys.modules, "litellm_mlx.launcher.commands")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts, *sys.meta_path])
+    assert command_line.main() == 130
+
+
 def test_the_launcher_is_light() -> None:
     """It starts at once: neither LiteLLM nor MLX nor the sidecar is imported."""
     code = (
-        "import sys, litellm_mlx.launcher.__main__; "
+        "import sys, litellm_mlx.launcher.commands; "
         "print(sorted({'litellm', 'mlx', 'mlx_lm', 'sidecar'} & set(sys.modules)))"
     )
     result = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from install_and_run import VERBS
-from litellm_mlx.launcher.__main__ import _OF_SIDECAR, _VERBS
+from litellm_mlx.launcher.commands import _OF_SIDECAR, _VERBS
 from sidecar.cli.commands import TOOLS
 from testkit.launcher import Launcher
 from testkit.servers import running_sidecar
