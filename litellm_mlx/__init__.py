@@ -1,6 +1,5 @@
 """LiteLLM custom provider for the local MLX sidecar: `litellm_mlx.mlx_llm`."""
 
-import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +15,8 @@ __version__: str
 def __getattr__(name: str) -> "MLXProvider | str":
     """Load the provider on first use: `import litellm` alone takes seconds."""
     if name == "__version__":
+        import importlib.metadata
+
         return importlib.metadata.version("litellm-mlx")
     if name != "mlx_llm":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
