@@ -35,6 +35,10 @@ class PortHeld(Exception):
     """A port that we need cannot be had: a process has it that is not ours to stop."""
 
 
+PROXY_MODULE = "litellm_mlx.proxy_process"
+_MODULES = {"litellm": PROXY_MODULE}  # earlier versions ran LiteLLM's own command
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The process listening on a port; pid is None if it is hidden from us."""
@@ -118,7 +122,8 @@ class Claim:
         # A pid may have passed to a stranger since: the name must fit as well.
         # As a word of its own: a checkout's folder may well be called litellm-mlx.
         words = {Path(word).name for word in holder.command.split()}
-        return holder.pid == self.pid_file.read() and self.name in words
+        names = {self.name, _MODULES.get(self.name, self.name)}
+        return holder.pid == self.pid_file.read() and not words.isdisjoint(names)
 
 
 def claim_port(claim: Claim, *, term_wait_s: float = 10.0) -> int | None:

@@ -12,7 +12,7 @@ from litellm_mlx import handlers_folder
 from litellm_mlx.identity import SECRET_NAME, is_proven, secret_of
 from litellm_mlx.json_objects import as_object, json_object
 from litellm_mlx.launcher.child import Service
-from litellm_mlx.launcher.ports import PidFile
+from litellm_mlx.launcher.ports import PROXY_MODULE, PidFile
 from litellm_mlx.launcher.proxy_config import (
     ProxyConfigError,
     build_config,
@@ -38,7 +38,7 @@ _GLIBC_RETURNS_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
 # -P: like LiteLLM's own command it finds no module in the folder that it starts in.
-PROXY_COMMAND = (sys.executable, "-P", "-m", "litellm_mlx.proxy_process")
+PROXY_COMMAND = (sys.executable, "-P", "-m", PROXY_MODULE)
 
 
 @dataclass(frozen=True, slots=True)

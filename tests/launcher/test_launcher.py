@@ -1,5 +1,6 @@
 """The launcher as users run it: a process with real children, stopped by signals."""
 
+import json
 import os
 import shutil
 import signal
@@ -131,6 +132,27 @@ def test_litellm_starts_while_the_sidecar_loads(launch: Launch) -> None:
     assert "Ready." not in launcher.output
     httpx.post(f"http://127.0.0.1:{launcher.port}/loaded", trust_env=False)
     launcher.wait_for("Ready.")
+    ports = [one for one in examined(launcher) if one["group"] == "ports"]
+    assert [one["state"] for one in ports] == ["ok", "ok"], ports
+    launcher.process.kill()
+    launcher.wait()
+    ports = [one for one in examined(launcher, "--fix") if one["group"] == "ports"]
+    assert all(one["found"].startswith("mended: ") for one in ports), ports
+    assert len(ports) == 2
+    assert eventually(lambda: not is_listening(launcher.proxy_port))
+
+
+def examined(launcher: Launcher, *flags: str) -> list[dict[str, str]]:
+    """What `doctor` finds of a launcher's set-up."""
+    done = subprocess.run(
+        [sys.executable, "-m", "litellm_mlx.launcher", "doctor", "--json", *flags],
+        cwd=launcher.folder, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "MLX_CACHE_HOME": str(launcher.folder / "cache"),
+             "PYTHONPATH": str(REPO), "MLX_PORT": str(launcher.port),
+             "PROXY_PORT": str(launcher.proxy_port)},
+    )  # fmt: skip
+    found: list[dict[str, str]] = json.loads(done.stdout)
+    return found
 
 
 def test_a_sidecar_that_cannot_load_ends_litellm_as_well(launch: Launch) -> None:

@@ -21,6 +21,7 @@ from litellm_mlx.launcher.ports import (
     is_port_taken,
     lsof_pids,
 )
+from litellm_mlx.launcher.services import PROXY_COMMAND
 from litellm_mlx.launcher.settings import Address
 
 LISTEN = """
@@ -108,9 +109,12 @@ def test_a_left_over_with_our_config_is_stopped(listen: Listen, tmp_path: Path) 
     assert process.wait(120) == -15
 
 
-def test_a_left_over_in_our_pid_file_is_stopped(listen: Listen, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [("litellm",), PROXY_COMMAND[1:]], ids=len)
+def test_a_left_over_in_our_pid_file_is_stopped(
+    command: tuple[str, ...], listen: Listen, tmp_path: Path
+) -> None:
     """A process that our pid file and its own name show to be ours is stopped."""
-    process, port = listen("litellm")
+    process, port = listen(*command)
     wanted = claim(tmp_path, port)
     wanted.pid_file.write(process.pid)
     assert claim_port(wanted) == process.pid
