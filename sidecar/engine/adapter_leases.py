@@ -108,10 +108,10 @@ class AdapterLeases:
         )
 
     def _load(self, adapter: AdapterFiles, pairs: dict[str, Pair]) -> _Loaded:
-        # The bank is copied when it grows.
-        needed = 2 * (adapter.num_bytes + self._model.adapters.num_bytes)
+        needed = self._model.adapters.growth(adapter, pairs)
         if needed > self._process.free_bytes:
             self._drop_idle(0)
+            needed = self._model.adapters.growth(adapter, pairs)
         if needed > self._process.free_bytes:
             raise InsufficientMemory(
                 f"adapter {adapter.name} needs {needed >> 20} MiB, and "

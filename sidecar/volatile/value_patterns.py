@@ -100,19 +100,15 @@ def _clock_size(text: str) -> int:
     for match in reversed([*_CLOCK_END.finditer(text)]):
         value = text[: match.start()].rstrip()
         found = _CLOCK.fullmatch(value) if len(value) <= _MAX_CLOCK_CHARS else None
-        if found and (found["zone"] is None or _is_zone(found["zone"])):
+        if found and (found["zone"] is None or found["zone"] in _zones()):
             return len(value)
     return 0
 
 
-@functools.lru_cache(maxsize=256)
-def _is_zone(name: str) -> bool:
-    """Whether the zone database has a name, such as Europe/Rome."""
-    try:
-        zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        return False
-    return True
+@functools.cache
+def _zones() -> frozenset[str]:
+    """The names of the zone database, such as Europe/Rome."""
+    return frozenset(zoneinfo.available_timezones())
 
 
 def _date_sentence_size(text: str) -> int:

@@ -1,5 +1,7 @@
 """A bank of adapters in one layer's projections, against mlx-lm's own layer."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +101,10 @@ def test_a_batch_s_matrices_are_picked_once(monkeypatch: pytest.MonkeyPatch) -> 
     kept: list[tuple[int, ...]] = []
     pick = SharedInput._pick
 
-    def noted(shared: SharedInput) -> Any:
+    def noted(shared: SharedInput, dtype: mx.Dtype) -> Any:
         before = set(shared._kept)
-        picked = pick(shared)
-        kept.extend(set(shared._kept) - before)
+        picked = pick(shared, dtype)
+        kept.extend(key[1:] for key in set(shared._kept) - before)
         return picked
 
     monkeypatch.setattr(SharedInput, "_pick", noted)
@@ -129,3 +131,73 @@ def test_an_adapter_that_does_not_fit_leaves_the_block_as_it_was() -> None:
     with bank.reading((row, 0)):
         after = block(x)
     assert all(is_equal(before[name], after[name]) for name in WIDTHS)
+    assert isinstance(block.v_proj, nn.Linear)
+
+
+@pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_a_quantised_base_is_read_in_the_type_that_it_computes_in(
+    mode: str, dtype: mx.Dtype
+) -> None:
+    block, bank = Block(), AdapterBank()
+    block.set_dtype(dtype)
+    for name in WIDTHS:
+        setattr(block, name, block[name].to_quantized(mode=mode))
+    files, pairs = adapter(4, "q_proj", "v_proj")
+    row = bank.load(block, files, pairs)
+    x = mx.random.normal((2, 3, INPUTS)).astype(dtype)
+    with bank.reading((row, 0)):
+        found = block(x)
+    wanted, plain = alone(block, pairs, x[:1]), alone(block, {}, x[1:])
+    for name in WIDTHS:
+        assert found[name].dtype == dtype
+        near = 1e-4 if dtype == mx.float32 else 0.05
+        scale = mx.abs(wanted[name]).max()
+        assert mx.abs(found[name][0] - wanted[name][0]).max() <= near * scale, name
+        assert mx.abs(found[name][1] - plain[name][0]).max() <= near * scale, name
+
+
+def test_what_leaves_is_gone_without_a_garbage_collection() -> None:
+    """The rank beside it shrinks, and layers that nobody changes are unwrapped."""
+    block, bank = Block(), AdapterBank()
+    small = bank.load(block, *adapter(2, "q_proj"))
+    held = bank.num_bytes
+    large = bank.load(block, *adapter(64, "q_proj", "k_proj", "o_proj"))
+    wrapped = [weakref.ref(one) for one in (block.k_proj, block.o_proj)]
+    with bank.reading((small, large)):
+        mx.eval(block(mx.ones((2, 1, INPUTS))))
+    gc.disable()
+    try:
+        bank.unload(block, large)
+        assert [ref() for ref in wrapped] == [None, None]
+    finally:
+        gc.enable()
+    assert bank.num_bytes <= 1.5 * held  # a row of zeros is left
+    assert isinstance(block.k_proj, nn.Linear)
+    bank.unload(block, small)
+    assert isinstance(block.q_proj, nn.Linear)
+    assert bank.num_bytes == 0
+
+
+def test_what_an_adapter_takes_is_known_before() -> None:
+    """Rows beside it are padded to its rank."""
+    block, bank = Block(), AdapterBank()
+    for _ in range(8):
+        bank.load(block, *adapter(1, "q_proj", "o_proj"))
+    files, pairs = adapter(64, "q_proj", "v_proj")
+    foreseen, before = bank.growth(files, pairs), bank.num_bytes
+    mx.reset_peak_memory()
+    active = mx.get_active_memory()
+    bank.load(block, files, pairs)
+    assert bank.num_bytes - before > 4 * sum(
+        a.nbytes + b.nbytes for a, b in pairs.values()
+    )
+    assert mx.get_peak_memory() - active <= foreseen + 4096
+
+
+def test_the_inside_of_a_wrapped_layer_is_no_layer() -> None:
+    block, bank = Block(), AdapterBank()
+    bank.load(block, *adapter(4, "q_proj"))
+    files, pairs = adapter(4, "q_proj")
+    with pytest.raises(ValueError, match="no layer"):
+        bank.load(block, files, {"q_proj.linear": pairs["q_proj"]})

@@ -7,7 +7,8 @@ different adapters share a forward pass (the idea is Punica's and S-LoRA's, 2023
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from sidecar.engine.adapters.banked_linear import (
     Pair,
     SelectedRows,
     SharedInput,
+    bank_bytes,
 )
 
 # Projections of a block that read the same array.
@@ -27,24 +29,31 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _PREFIXES = ("", "language_model.")  # of a model that mlx-vlm has read
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An adapter in the bank, and the paths of the layers that it changes."""
+
+    adapter: AdapterFiles
+    paths: Set[str]
+
+
 class AdapterBank:
     """
     The adapters of one model. GPU thread only.
 
-    Without any the model is as it was read: its layers are not wrapped.
+    A layer that none of them changes is as it was read: it is not wrapped.
     """
 
     def __init__(self) -> None:
         self._selected = SelectedRows()
         self._layers: dict[str, BankedLinear] = {}
         self._shared: dict[str, SharedInput] = {}
-        self._rows: dict[int, AdapterFiles] = {}
+        self._rows: dict[int, _Row] = {}
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the matrices, padded to one rank."""
-        layers = self._layers.values()
-        return sum(one.lora_a.nbytes + one.lora_b.nbytes for one in layers)
+        """Bytes of the matrices, padded to one rank a layer."""
+        return sum(layer.num_bytes for layer in self._layers.values())
 
     @contextlib.contextmanager
     def reading(self, rows: Sequence[int]) -> Iterator[None]:
@@ -54,6 +63,24 @@ class AdapterBank:
             yield
         finally:
             self._selected.select(None)
+
+    def growth(self, adapter: AdapterFiles, pairs: Mapping[str, Pair]) -> int:
+        """Most bytes that loading an adapter takes, beyond what is held; any thread."""
+        num_rows = max(self._free_row(), *self._rows, 0) + 1
+        grown = {
+            path: layer.bytes_of(num_rows, 0) for path, layer in self._layers.items()
+        }
+        for path, (a, b) in pairs.items():
+            names = (prefix + path for prefix in _PREFIXES)
+            own = next((name for name in names if name in self._layers), path)
+            layer = self._layers.get(own)
+            grown[own] = (
+                layer.bytes_of(num_rows, adapter.rank)
+                if layer is not None
+                else bank_bytes(num_rows, a.shape[0], adapter.rank, b.shape[1])
+            )
+        copied = 2 * max(grown.values(), default=0)  # one layer at a time
+        return max(0, sum(grown.values()) - self.num_bytes) + copied
 
     def load(
         self, model: nn.Module, adapter: AdapterFiles, pairs: Mapping[str, Pair]
@@ -72,17 +99,17 @@ class AdapterBank:
                     f"{path[:100]} has rank {a.shape[1]}, and its configuration says "
                     f"{adapter.rank}"
                 )
-        row = next(n for n in range(1, len(self._rows) + 2) if n not in self._rows)
+        row = self._free_row()
         try:
             named = self._wrapped(model, pairs)
             num_rows = max(row, *self._rows, 0) + 1
             for path, layer in self._layers.items():
                 layer.put(row, named.get(path), adapter.scale, num_rows)
-            self._selected.row_bytes = sum(n.row_bytes for n in self._layers.values())
         except BaseException:
             self._clear(model, row)
             raise
-        self._rows[row] = adapter
+        self._rows[row] = _Row(adapter, named.keys())
+        self._selected.row_bytes = self._row_bytes()
         return row
 
     def unload(self, model: nn.Module, row: int) -> None:
@@ -90,15 +117,31 @@ class AdapterBank:
         del self._rows[row]
         self._clear(model, row)
 
+    def _free_row(self) -> int:
+        return next(n for n in range(1, len(self._rows) + 2) if n not in self._rows)
+
+    def _row_bytes(self) -> int:
+        return sum(one.num_bytes // len(one.lora_a) for one in self._layers.values())
+
     def _clear(self, model: nn.Module, row: int) -> None:
-        if self._rows:
-            for layer in self._layers.values():
-                layer.put(row, None, 0.0, row + 1)
-            return
-        plain = [(path, layer.linear) for path, layer in self._layers.items()]
-        if plain:
+        """Leave nothing of a row, and no layer wrapped that no other row changes."""
+        ranks: dict[str, int] = {}
+        for other in self._rows.values():
+            for path in other.paths:
+                ranks[path] = max(ranks.get(path, 0), other.adapter.rank)
+        unused = {p: layer for p, layer in self._layers.items() if p not in ranks}
+        if unused:
+            plain = [(path, layer.linear) for path, layer in unused.items()]
             model.update_modules(tree_unflatten(plain))
-        self._layers, self._shared = {}, {}
+        for path, layer in unused.items():
+            layer.shared.leave(layer)
+            del self._layers[path]
+        for path, layer in self._layers.items():
+            if row < len(layer.lora_a):
+                layer.put(row, None, 0.0, row + 1)
+            layer.shrink(ranks[path])
+        self._shared = {key: one for key, one in self._shared.items() if one.members}
+        self._selected.row_bytes = self._row_bytes()
 
     def _wrapped(self, model: nn.Module, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
         """The pairs by the paths of their layers, which are wrapped from now on."""
@@ -107,7 +150,7 @@ class AdapterBank:
         fresh: dict[str, BankedLinear] = {}
         for path, pair in pairs.items():
             own = next((p + path for p in _PREFIXES if p + path in modules), None)
-            if own is None:
+            if own is None or own.rpartition(".")[0] in self._layers:
                 raise ValueError(f"the model has no layer {path[:100]}")
             module = modules[own]
             if not isinstance(module, nn.Linear | nn.QuantizedLinear | BankedLinear):
@@ -119,7 +162,7 @@ class AdapterBank:
             model.update_modules(tree_unflatten(list(fresh.items())))
             self._layers |= fresh
             for layer in fresh.values():
-                layer.join()
+                layer.shared.join(layer)
         return named
 
     def _reading(self, path: str) -> SharedInput:

@@ -7,6 +7,7 @@ same array (queries, keys and values) share the product with A, the sum with the
 part of the product with B, and the matrices of a batch's rows are picked out once.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class _Product:
 @dataclass(frozen=True, slots=True)
 class _Picked:
     """
-    The matrices of a batch's rows.
+    The matrices of a batch's rows, in the type that the base computes in.
 
     Args:
         a: of all projections side by side (rows, inputs, ranks).
@@ -64,18 +65,29 @@ class _Picked:
 
 
 class SharedInput:
-    """Projections that read the same array, and what a batch's rows add to them."""
+    """
+    Projections that read the same array, and what a batch's rows add to them.
+
+    They hold it, not it them: what is unwrapped is gone without a garbage collection.
+    """
 
     def __init__(self, selected: SelectedRows) -> None:
         self._selected = selected
-        self._members: list[BankedLinear] = []
-        self._kept: OrderedDict[tuple[int, ...], _Picked] = OrderedDict()
+        self._members: list[weakref.ref[BankedLinear]] = []
+        self._kept: OrderedDict[tuple[Any, ...], _Picked] = OrderedDict()
 
-    def join(self, member: "BankedLinear") -> int:
-        """Take a projection in; its number."""
-        self._members.append(member)
-        self.forget()
-        return len(self._members) - 1
+    def join(self, member: "BankedLinear") -> None:
+        """Take a projection in."""
+        self._set_members([*self.members, member])
+
+    def leave(self, member: "BankedLinear") -> None:
+        """Let a projection go."""
+        self._set_members([one for one in self.members if one is not member])
+
+    @property
+    def members(self) -> list["BankedLinear"]:
+        """Those that are part of the model."""
+        return [one for ref in self._members if (one := ref()) is not None]
 
     def forget(self) -> None:
         """The bank has changed."""
@@ -88,26 +100,34 @@ class SharedInput:
         Args:
             number: of the projection. x: what it read. y: what the base made of it.
         """
-        picked, last = self._pick(), self._selected.last
+        picked, last = self._pick(x.dtype), self._selected.last
         if last is None or last.layer is not self or last.x is not x:
             last = _Product(self, x, x @ picked.a)
             self._selected.last = last
-        before = sum(other.rank for other in self._members[:number])
-        own = last.with_a[..., before : before + self._members[number].rank]
+        ranks = [b.shape[1] for b in picked.bs]
+        before = sum(ranks[:number])
+        own = last.with_a[..., before : before + ranks[number]]
         return mx.addmm(y, own, picked.bs[number]).astype(y.dtype)
 
-    def _pick(self) -> _Picked:
+    def _set_members(self, members: Sequence["BankedLinear"]) -> None:
+        self._members = [weakref.ref(member) for member in members]
+        for number, member in enumerate(members):
+            member.number = number
+        self.forget()
+
+    def _pick(self, dtype: mx.Dtype) -> _Picked:
         rows = self._selected.rows
         assert rows is not None
-        if (kept := self._kept.get(rows)) is not None:
-            self._kept.move_to_end(rows)
+        key = (dtype, *rows)
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
             return kept
-        indices = mx.array(rows)
-        matrices = [(one.lora_a[indices], one.lora_b[indices]) for one in self._members]
-        a = mx.concatenate([a for a, _ in matrices], axis=2)
-        picked = _Picked(a, [b for _, b in matrices])
+        indices, members = mx.array(rows), self.members
+        a = mx.concatenate([one.lora_a[indices] for one in members], axis=2)
+        bs = [one.lora_b[indices].astype(dtype) for one in members]
+        picked = _Picked(a.astype(dtype), bs)
         if len(rows) * self._selected.row_bytes <= _MAX_KEPT_BYTES:
-            self._kept[rows] = picked
+            self._kept[key] = picked
             while len(self._kept) > _NUM_KEPT:
                 self._kept.popitem(last=False)
         return picked
@@ -119,7 +139,7 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
 
     Args:
         linear: the base's own, quantised or not; it stays as it is.
-        shared: the projections that read what it reads.
+        shared: the projections that read what it reads. number: among them.
     """
 
     def __init__(
@@ -127,14 +147,12 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.linear = linear
-        self._selected, self._shared, self._number = selected, shared, 0
+        self._selected, self.shared, self.number = selected, shared, 0
         outputs, inputs = linear.weight.shape
-        self._dtype = linear.weight.dtype
         if isinstance(linear, nn.QuantizedLinear):
             inputs = inputs * 32 // linear.bits
-            self._dtype = linear.scales.dtype
-        self.lora_a = mx.zeros((1, inputs, 1), self._dtype)
-        self.lora_b = mx.zeros((1, 1, outputs), self._dtype)  # times its scale
+        self.lora_a = mx.zeros((1, inputs, 1))
+        self.lora_b = mx.zeros((1, 1, outputs))  # times the adapter's scale
         self.freeze()
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -144,7 +162,7 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
             return y
         if x.ndim != 3 or x.shape[0] != len(rows):
             raise ValueError("a layer with adapters must see one row a sequence")
-        return self._shared.add(self._number, x, y)
+        return self.shared.add(self.number, x, y)
 
     def __getattr__(self, name: str) -> Any:
         """What others ask of a projection is the base's."""
@@ -153,18 +171,14 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
         return getattr(self["linear"], name)
 
     @property
-    def rank(self) -> int:
-        """The largest one of the bank."""
-        return int(self.lora_a.shape[2])
+    def num_bytes(self) -> int:
+        """Bytes of its bank."""
+        return int(self.lora_a.nbytes + self.lora_b.nbytes)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row of the bank."""
-        return int((self.lora_a.nbytes + self.lora_b.nbytes) // len(self.lora_a))
-
-    def join(self) -> None:
-        """It is part of the model from now on."""
-        self._number = self._shared.join(self)
+    def bytes_of(self, num_rows: int, rank: int) -> int:
+        """Bytes of a bank of so many rows, of a rank as large at least."""
+        _, inputs, own_rank = self.lora_a.shape
+        return bank_bytes(num_rows, inputs, max(rank, own_rank), self.lora_b.shape[2])
 
     def put(self, row: int, pair: Pair | None, scale: float, num_rows: int) -> None:
         """
@@ -180,12 +194,27 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
         if a.shape[0] != inputs or b.shape[1] != outputs or a.shape[1] != b.shape[0]:
             raise ValueError(f"its matrices are {a.shape} and {b.shape}")
         rank, num_rows = max(rank, a.shape[1]), max(num_rows, own_rows)
-        b = (scale * b).astype(self._dtype)
         a_shape, b_shape = (num_rows, inputs, rank), (num_rows, rank, outputs)
-        self.lora_a = _with_row(self.lora_a, row, a.astype(self._dtype), a_shape)
-        self.lora_b = _with_row(self.lora_b, row, b, b_shape)
-        self._shared.forget()
-        mx.eval(self.lora_a, self.lora_b)
+        self._hold(
+            _with_row(self.lora_a, row, a, a_shape),
+            _with_row(self.lora_b, row, scale * b, b_shape),
+        )
+
+    def shrink(self, rank: int) -> None:
+        """Let the bank have no larger rank than its adapters need."""
+        if rank < self.lora_a.shape[2]:
+            a, b = self.lora_a[..., :rank], self.lora_b[:, :rank]
+            self._hold(mx.contiguous(a), mx.contiguous(b))
+
+    def _hold(self, lora_a: mx.array, lora_b: mx.array) -> None:
+        mx.eval(lora_a, lora_b)
+        self.lora_a, self.lora_b = lora_a, lora_b
+        self.shared.forget()
+
+
+def bank_bytes(num_rows: int, inputs: int, rank: int, outputs: int) -> int:
+    """Bytes of a layer's bank."""
+    return num_rows * rank * (inputs + outputs) * mx.float32.size
 
 
 def _with_row(
