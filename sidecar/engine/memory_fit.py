@@ -48,8 +48,10 @@ class _Lengths:
 
 _ON_GPU = _Lengths(48, 96, 4096, 4096)
 # A load waits for them, and a CPU is slow. Nothing is fused there, so that these show
-# what longer ones do: 13.2 and 13.5 kB a token, 9.0 and 9.1 bytes a pair.
-_ON_CPU = _Lengths(16, 32, 512, 2048)
+# what longer ones do: 13.2 and 13.5 kB a token, 9.0 and 9.1 bytes a pair. Half as long
+# they say the same on an idle machine, and too little beside others (gpt_oss: 1.07 of
+# what is foreseen was taken).
+_ON_CPU = _Lengths(32, 64, 512, 2048)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,13 @@ CASES = {
         ("--yolo", "-p", TASKS[1]),
         {".qwen/settings.json": json.dumps({"telemetry": {"enabled": False},
             "privacy": {"usageStatisticsEnabled": False},
+            "modelProviders": {"openai": [
+                {"id": name, "name": name, "baseUrl": "http://127.0.0.1:9/v1",
+                 "envKey": "HOME"} for name in ("local", "qwen3-max")]},
+            "fastModel": "qwen3-max",
+            "general": {"disableAutoUpdate": True}}, indent=7)},
+        plain={".qwen/settings.json": json.dumps({"telemetry": {"enabled": False},
+            "privacy": {"usageStatisticsEnabled": False},
             "general": {"disableAutoUpdate": True}}, indent=7)},
     ),
 }  # fmt: skip

@@ -142,7 +142,13 @@ def _check(name: str, told: Mapping[str, Any]) -> None:
         options = config["provider"]["litellm-mlx"]["options"]
         url, key = options["baseURL"], options["apiKey"]
     else:
-        url, key = env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"]
+        config = json.loads(Path(env["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())
+        [model] = config["modelProviders"]["openai"]
+        assert {config["fastModel"], config["advisorModel"], model["id"]} == {"local"}
+        assert model["generationConfig"]["contextWindowSize"] == 196608
+        assert env["QWEN_CODE_SYSTEM_DEFAULTS_PATH"].endswith("system-defaults.json")
+        url, key = model["baseUrl"], env[model["envKey"]]
+        assert url == env["OPENAI_BASE_URL"]
     assert answered(url, key)
 
 

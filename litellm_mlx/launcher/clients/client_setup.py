@@ -8,6 +8,7 @@ What was tried with which version stands in docs/clients.md.
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ NAME = "litellm-mlx"
 _FREE = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
 KEY = "LITELLM_MLX_KEY"
 _ROOTS = "OPENCLAW_INCLUDE_ROOTS"  # folders that an $include may lie in
+_QWEN_MACHINE = "QWEN_CODE_SYSTEM_SETTINGS_PATH"
+_QWEN_DEFAULTS = "QWEN_CODE_SYSTEM_DEFAULTS_PATH"
 _CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD",
            "MANTLE", "GATEWAY")  # fmt: skip  # of Claude Code: each beats the base URL
 
@@ -262,10 +265,44 @@ def qwen_environ(server: Endpoint) -> dict[str, str]:
     }
 
 
+def qwen_config(server: Endpoint) -> dict[str, Any]:
+    """What Qwen Code's settings say of us: it asks no other provider for anything."""
+    model = {
+        "id": MODEL,
+        "name": MODEL,
+        "baseUrl": f"{server.url}/v1",
+        "envKey": "OPENAI_API_KEY",
+        "generationConfig": {"contextWindowSize": server.context},
+    }
+    others = dict.fromkeys(("fastModel", "advisorModel", "visionModel"), MODEL)
+    return {"modelProviders": {"openai": [model]}, **others}
+
+
 def qwen(server: Endpoint, user: User) -> ClientSetup:
-    """Qwen Code."""
-    ours = ("--auth-type", "openai", "-m", MODEL)
-    return ClientSetup("qwen", ours, qwen_environ(server), given=user.arguments)
+    """Qwen Code: a file of ours in place of the machine's, which beats the user's."""
+    his = Path(user.environ.get(_QWEN_MACHINE) or qwen_machine_file())
+    defaults = user.environ.get(_QWEN_DEFAULTS) or his.with_name("system-defaults.json")
+    file = user.own / "qwen.json"
+    environ = {
+        **qwen_environ(server),
+        _QWEN_MACHINE: str(file),
+        _QWEN_DEFAULTS: str(defaults),
+    }
+    config = {**user_json(his), **qwen_config(server)}
+    return ClientSetup(
+        "qwen",
+        ("--auth-type", "openai", "-m", MODEL),
+        environ,
+        {file: json.dumps(config, indent=1)},
+        given=user.arguments,
+    )
+
+
+def qwen_machine_file() -> str:
+    """Where Qwen Code looks for the settings that hold for all users."""
+    if sys.platform == "darwin":
+        return "/Library/Application Support/QwenCode/settings.json"
+    return "/etc/qwen-code/settings.json"
 
 
 def _pi_model(server: Endpoint) -> dict[str, Any]:
