@@ -38,7 +38,7 @@ class KeptFile:
         every_s: float = EVERY_S,
     ) -> None:
         self._file, self._name, self._content = file, name, content
-        self._written = content()
+        self._written, self._has_warned = content(), False
         self._is_over = threading.Event()
         self._every_s = every_s
         self._thread = threading.Thread(target=self._run, name=file.stem, daemon=True)
@@ -58,12 +58,15 @@ class KeptFile:
         content = self._content()
         if content == self._written:
             return
-        self._written = content
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             replace_private(self._file, json.dumps(content).encode())
         except OSError as error:
-            logger.warning("%s: cannot be kept: %s", self._name, error)
+            if not self._has_warned:
+                logger.warning("%s: cannot be kept: %s", self._name, error)
+            self._has_warned = True
+            return
+        self._written, self._has_warned = content, False
 
 
 def read_kept(file: Path, name: str, parse: Callable[[Any], T], absent: T) -> T:

@@ -158,7 +158,7 @@ def _why_unknown(memory: ConversationMemory, conversation: Conversation) -> _Rea
         detail = "nobody went on with this session for too long"
         return _Reason("expired", detail, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS")
     detail = f"it was begun elsewhere, or shortly before {_clock(_BEGAN)}, when the "
-    detail += "server started"
+    detail += "server started, or its KV was cleared"
     if is_implicit(conversation.session):
         detail = f"its client names no session, and has rewritten it; or {detail}"
     return _Reason("unknown_past", f"nothing is known of this conversation: {detail}")

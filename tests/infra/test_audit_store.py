@@ -15,9 +15,10 @@ DAY = 86400.0
 
 
 def row(at: float, **more: object) -> AuditRow:
-    fields = {"kind": "request", "request_id": "r", "endpoint": "/v1/x"}
-    fields |= {"address": "127.0.0.1", "status": 200, "outcome": "finished"}
-    return AuditRow(at=at, duration_ms=5, **fields, **more)  # type: ignore[arg-type]
+    fields: dict[str, object] = {"kind": "request", "request_id": "r", "status": 200}
+    fields |= {"endpoint": "/v1/x", "duration_ms": 5, "address": "127.0.0.1"}
+    fields |= {"outcome": "finished", **more}
+    return AuditRow(at=at, **fields)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -51,6 +52,9 @@ def test_rows_come_back_by_filter_and_by_cursor(tmp_path: Path) -> None:
     assert [r["id"] for r in later] == [5, 6]
     assert store.rows(AuditFilter(since=1000 * DAY + 5), 9)[0]["at"] == 1000 * DAY + 9
     assert store.rows(AuditFilter(until=1000 * DAY - 1), 9) == []
+    store.write([row(1000 * DAY + 10, status=404)])
+    assert len(store.rows(AuditFilter(status=200), 100)) == 6
+    assert len(store.rows(AuditFilter(status=404), 100)) == 1
     sums = {r["model"]: r for r in store.stats(AuditFilter())}
     assert (sums["m0"]["calls"], sums["other"]["prompt_tokens"]) == (3, 7)
 

@@ -42,6 +42,7 @@ def test_a_sound_mac_has_no_warning() -> None:
 @pytest.mark.parametrize(
     ("name", "printed", "words", "mend"),
     [
+        ("kern.memorystatus_vm_pressure_level", "2\n", "pressure is warning", "close"),
         ("kern.memorystatus_vm_pressure_level", "4\n", "pressure is critical", "close"),
         (
             "vm.swapusage",

@@ -182,6 +182,8 @@ def test_what_was_killed_is_taken_back_by_the_next(project: Project) -> None:
     project.publish("the slow")
     project.end_in_the_middle(signal.SIGKILL)
     assert project.version == "the slow"
+    project.upgrade("--check")
+    assert project.version == "the slow"  # who looks changes nothing
     (project.origin / "wait").write_text("0")
     project.publish("the quick")
     done = project.upgrade()

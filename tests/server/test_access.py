@@ -14,7 +14,7 @@ import pytest
 from sidecar.app import App
 from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import Forbidden, Unauthorized
-from sidecar.server.access import check, needs_key
+from sidecar.server.access import check, check_admin, needs_key
 from sidecar.server.page_files import page_files
 from testkit.raw_http import (
     CLOSED,
@@ -131,6 +131,17 @@ def test_right_keys(headers: dict[str, str]) -> None:
 def test_beyond_loopback_a_key_is_needed(host: str, needed: bool) -> None:
     """Only an address that no other machine reaches may go without."""
     assert needs_key(host) is needed
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_beyond_loopback_a_clients_key_opens_nothing_behind_the_scenes(
+    key: str | None,
+) -> None:
+    """ADMIN_TOKEN alone does."""
+    config = ServerConfig(host="0.0.0.0", api_key=key)
+    with pytest.raises(Forbidden, match="ADMIN_TOKEN"):
+        check_admin(config, {"authorization": "Bearer k"})
+    check_admin(ServerConfig(host="127.0.0.1", api_key=key), {})
 
 
 def test_start_beyond_loopback_without_a_key_is_refused(tmp_path: Path) -> None:

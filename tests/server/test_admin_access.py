@@ -3,12 +3,15 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 
 from sidecar.app import App
 from sidecar.server.admin_codes import AdminCodes
+from sidecar.server.admin_routes import _with_places
 from sidecar.server.page_files import page_files
 from testkit.servers import running_sidecar
 
@@ -156,3 +159,15 @@ def test_a_code_is_good_for_a_minute() -> None:
     many = [codes.issue(str(n)) for n in range(100)]
     assert codes.exchange(many[0]) is None
     assert codes.exchange(many[-1]) == "99"
+
+
+def test_those_that_wait_have_places_and_those_that_run_have_none() -> None:
+    states = ("decode", "queued", "prefill", "queued")
+    views: list[Any] = [
+        mock.Mock(state=state, as_dict=lambda state=state: {"state": state})
+        for state in states
+    ]
+    rows = _with_places(views)
+    assert [(row["state"], row["place"]) for row in rows] == [
+        ("decode", 0), ("queued", 1), ("prefill", 0), ("queued", 2),
+    ]  # fmt: skip

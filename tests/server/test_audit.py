@@ -12,6 +12,9 @@ import httpx
 import pytest
 
 from sidecar.app import App
+from sidecar.core.errors import Busy, SidecarError
+from sidecar.infra.audit_store import AuditFilter, AuditStore
+from sidecar.service.audit import AnsweredCall, Audit
 from testkit.raw_http import eventually
 from testkit.servers import running_sidecar
 
@@ -88,7 +91,9 @@ def test_names_of_fields_and_paths_are_words_too(app: App, home: Path) -> None:
     body = {"model": "local", f"my {SECRET}": 1, "prompt": "x", "labels": ["a"]}
     url = f"{app.url}/native/classify"
     assert httpx.post(url, json=body, headers=headers).status_code == 400
-    for path in (f"/admin/{SECRET}", f"/admin/requests/{SECRET}/cancel", f"/{SECRET}"):
+    unknown = ("", "requests/", "models/")
+    paths = [f"/admin/{part}{SECRET}/cancel" for part in unknown]
+    for path in (*paths, f"/admin/models/{SECRET}/load", f"/{SECRET}"):
         httpx.post(f"{app.url}{path}", json={}, headers=admin)
     httpx.delete(f"{app.url}/native/train/{SECRET}", headers=admin)
     ask(app, "last")
@@ -198,3 +203,22 @@ def test_a_locked_file_harms_no_request(tmp_path: Path) -> None:
         assert httpx.get(f"{app.url}/health", timeout=60).status_code == 200
         lock.execute("ROLLBACK")
         lock.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "outcome"),
+    [(499, None, "client_gone"), (499, Busy("late"), "error"), (200, None, "success")],
+)
+def test_who_left_is_no_error(
+    tmp_path: Path, status: int, error: SidecarError | None, outcome: str
+) -> None:
+    store = AuditStore(tmp_path / "audit.db", 30, 1 << 30)
+    audit = Audit(store, lambda lost: None)
+    audit.answered(
+        AnsweredCall(
+            "r", "POST", "/v1/embeddings", "/v1/embeddings", "127.0.0.1", status, 0.1,
+            None, None, "", error,
+        )
+    )  # fmt: skip
+    audit.close()
+    assert [row["outcome"] for row in store.rows(AuditFilter(), 9)] == [outcome]

@@ -155,3 +155,25 @@ def test_the_file_keeps_the_last_4096_and_no_name(tmp_path: Path) -> None:
     assert len(json.loads(text)["conversations"]) == 4096
     assert "session " not in text
     assert "key" not in text
+
+
+def test_who_goes_on_is_forgotten_last(tmp_path: Path) -> None:
+    before = sessions(tmp_path)
+    before.note(NAMED, "words")
+    for number in range(4095):
+        before.note(Conversation("key", f"session {number}", "thread"), "words")
+    before.note(NAMED, "words")
+    before.note(Conversation("key", "one more", "thread"), "words")
+    before.close()
+    later = sessions(tmp_path)
+    assert is_earlier(later, NAMED, "words")
+    first = Conversation("key", "session 0", "thread")
+    assert not is_earlier(later, first, "words")
+
+
+def test_a_turn_without_a_length_leaves_the_known_one(tmp_path: Path) -> None:
+    """It was broken off before anything was counted."""
+    again = after_a_restart(tmp_path, NAMED)
+    again.note(NAMED, "words")
+    again.close()
+    assert sessions(tmp_path).earlier_len(NAMED, "words") == 77

@@ -149,6 +149,17 @@ def test_files_are_read_again(served: Served, tmp_path: Path) -> None:
     assert app.shared.stored.limits.ttl_s == 77
 
 
+def test_a_secret_that_changes_is_not_told(served: Served, tmp_path: Path) -> None:
+    app = served()
+    url = f"{app.url}/admin/reload-config"
+    (tmp_path / ".env").write_text("ADMIN_TOKEN=of-the-house\nMLX_API_KEY=of-clients\n")
+    answer = httpx.post(url, timeout=60)
+    found = {one["name"]: one for one in answer.json()["changed"]}
+    assert found.keys() == {"ADMIN_TOKEN", "MLX_API_KEY"}
+    assert "of-the-house" not in answer.text
+    assert "of-clients" not in answer.text
+
+
 @pytest.mark.parametrize("damage", ["{", "[]", "[" * 100_000, "pipe", "folder"])
 def test_a_damaged_file_is_said(served: Served, tmp_path: Path, damage: str) -> None:
     """And nothing hangs or changes; mended, it is used again."""

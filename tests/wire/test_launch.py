@@ -99,6 +99,7 @@ def test_a_client_is_told_and_nothing_of_his_changes(user: User, name: str) -> N
     told = json.loads(done.stdout)
     assert told["argv"][-2:] == ["--resume", "a b"]
     assert "127.0.0.1" in told["env"]["NO_PROXY"]
+    assert told["env"]["no_proxy"] == told["env"]["NO_PROXY"]
     assert user.files() == before == HIS
     _check(name, told)
 
@@ -110,6 +111,7 @@ def _check(name: str, told: Mapping[str, Any]) -> None:
         settings = Path(argv[argv.index("--settings") + 1])
         assert stat.S_IMODE(settings.stat().st_mode) == 0o600
         own = json.loads(settings.read_text())["env"]
+        assert own["ANTHROPIC_API_KEY"] == ""  # his own must not go along
         assert own.items() <= env.items()
         assert own["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "196608"
         client = anthropic.Anthropic(
@@ -135,11 +137,15 @@ def _check(name: str, told: Mapping[str, Any]) -> None:
         url, key = provider["baseUrl"], provider["apiKey"]
     elif name == "codex":
         assert "any" not in argv
+        assert "model_context_window=196608" in argv
         key = env["LITELLM_MLX_KEY"]
         url = " ".join(argv).partition('base_url = "')[2].partition('"')[0]
     elif name == "opencode":
         config = json.loads(env["OPENCODE_CONFIG_CONTENT"])
-        options = config["provider"]["litellm-mlx"]["options"]
+        provider = config["provider"]["litellm-mlx"]
+        model, options = provider["models"]["local"], provider["options"]
+        assert model["limit"]["context"] == 196608 > model["limit"]["output"] > 0
+        assert model["modalities"] == {"input": ["text"], "output": ["text"]}
         url, key = options["baseURL"], options["apiKey"]
     else:
         config = json.loads(Path(env["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())

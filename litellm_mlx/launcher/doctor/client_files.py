@@ -1,13 +1,14 @@
 """Whether clients that are set up by hand point here, with the right context."""
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from litellm_mlx.json_objects import as_object
 from litellm_mlx.launcher.clients.client_setup import CLIENTS
+from litellm_mlx.launcher.clients.user_files import Unreadable, user_json
 from litellm_mlx.launcher.doctor.finding import Finding
 from litellm_mlx.launcher.settings import LaunchSettings
 
@@ -56,14 +57,14 @@ def _claude(
 
 def _pi(settings: LaunchSettings, home: Path, context: int | None) -> Iterator[Finding]:
     file = home / ".pi/agent/models.json"
-    providers = _object(file).get("providers")
-    for name, provider in (providers or {}).items() if context else ():
-        if not isinstance(provider, dict):
+    providers = as_object(_object(file).get("providers"))
+    for name, provider in providers.items() if context else ():
+        own = as_object(provider)
+        models = own.get("models")
+        if not _is_ours(str(own.get("baseUrl")), settings):
             continue
-        if not _is_ours(str(provider.get("baseUrl")), settings):
-            continue
-        for model in provider.get("models") or []:
-            said = model.get("contextWindow") if isinstance(model, dict) else None
+        for model in models if isinstance(models, list) else ():
+            said = as_object(model).get("contextWindow")
             if isinstance(said, int) and context and said > context:
                 found = f"{file} says {said} tokens for {name}, the model has {context}"
                 mend = f"set contextWindow to {context} there"
@@ -71,14 +72,17 @@ def _pi(settings: LaunchSettings, home: Path, context: int | None) -> Iterator[F
 
 
 def _is_ours(url: str, settings: LaunchSettings) -> bool:
-    parts = urlsplit(url)
     ports = {settings.sidecar.port, settings.proxy.port if settings.proxy else 0}
-    return parts.hostname in _LOOPBACK and parts.port in ports
+    try:
+        parts = urlsplit(url)
+        return parts.hostname in _LOOPBACK and parts.port in ports
+    except ValueError:  # it has no port, or half an address
+        return False
 
 
 def _object(file: Path) -> Mapping[str, Any]:
+    """What a client's file says, comments and all; nothing, if it cannot be read."""
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+        return user_json(file)
+    except Unreadable:
         return {}
-    return found if isinstance(found, dict) else {}
