@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_mlx.launcher.clients import json_file
+from litellm_mlx.launcher.clients.json_file import without_secrets
 from litellm_mlx.launcher.clients.user_files import Unreadable
 from litellm_mlx.launcher.clients.written_settings import (
     Journal,
@@ -275,3 +276,8 @@ def test_taking_out_is_the_opposite(
     """But where keys took the place of something else: then it is that again."""
     after = json_file.merged(before, keys)
     assert json_file.without(after, keys, before) == before
+
+
+def test_secrets_are_masked_and_what_is_empty_is_shown() -> None:
+    shown = without_secrets('{"ANTHROPIC_API_KEY": "", "X-Auth": "a\\"b", "name": "c"}')
+    assert shown == '{"ANTHROPIC_API_KEY": "", "X-Auth": "***", "name": "c"}'

@@ -352,6 +352,7 @@ def test_on_request_its_settings_say_where_the_model_is(user: User, name: str) -
     before, key = user.files(), "sk-secret-of-mine"
     refused = user.launch(name, "--write")
     assert (refused.returncode, user.files()) == (1, before)  # nobody said yes
+    assert "nothing was written; without a terminal it takes --yes" in refused.stderr
     done = user.launch(name, "--write", "--yes", LITELLM_MASTER_KEY=key)
     assert done.returncode == 0, done.stderr
     assert "+" in done.stdout

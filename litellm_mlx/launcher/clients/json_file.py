@@ -11,9 +11,10 @@ from litellm_mlx.launcher.clients.user_files import Unreadable
 _INDENT = re.compile(rb"^\{\s*?\n([ \t]+)")
 _ABSENT = object()
 _SECRET = re.compile(
-    r'("[^"\n]*(?:key|token|secret|password|authorization)"\s*:\s*)"(?:[^"\\]|\\.)*"',
+    r'("[^"\n]*(?:key|token|secret|password|auth(?:orization)?)"\s*:\s*)'
+    r'"(?:[^"\\]|\\.)+"',
     re.IGNORECASE,
-)  # a string under such a name
+)  # a string under such a name, that is not empty
 
 
 def without_secrets(text: str) -> str:

@@ -144,7 +144,8 @@ def _write(client: str, settings: LaunchSettings, *, is_sure: bool) -> int:
     journal.check_free(client)
     _show(change.difference())
     if not (is_sure or _agrees(change.path)):
-        return _fail("nothing was written")
+        how = "" if sys.stdin.isatty() else "; without a terminal it takes --yes"
+        return _fail(f"nothing was written{how}")
     copy = write(client, change, journal)
     kept = f"; what it was: {copy}" if copy else ""
     sys.stdout.write(f"Written{kept}. Back: litellm-mlx launch --undo {client}\n")
