@@ -193,6 +193,9 @@ def test_what_an_adapter_takes_is_known_before() -> None:
         a.nbytes + b.nbytes for a, b in pairs.values()
     )
     assert mx.get_peak_memory() - active <= foreseen + 4096
+    del pairs
+    gc.collect()
+    assert mx.get_active_memory() - active <= bank.num_bytes - before  # no other copy
 
 
 def test_the_inside_of_a_wrapped_layer_is_no_layer() -> None:

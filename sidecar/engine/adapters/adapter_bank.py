@@ -7,7 +7,7 @@ different adapters share a forward pass (the idea is Punica's and S-LoRA's, 2023
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class _Row:
     """An adapter in the bank, and the paths of the layers that it changes."""
 
     adapter: AdapterFiles
-    paths: Set[str]
+    paths: frozenset[str]
 
 
 class AdapterBank:
@@ -108,7 +108,7 @@ class AdapterBank:
         except BaseException:
             self._clear(model, row)
             raise
-        self._rows[row] = _Row(adapter, named.keys())
+        self._rows[row] = _Row(adapter, frozenset(named))
         self._selected.row_bytes = self._row_bytes()
         return row
 
