@@ -1,5 +1,6 @@
 """`mlx-sidecar pull` against a stand-in of a hub."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.cli.pull import _put as put
 from testkit.hub import Hub, running_hub
 from testkit.raw_http import eventually
 
@@ -195,3 +197,23 @@ def test_a_folder_that_cannot_be_written_to_is_said_at_once(
     code, _, error = pull(hub, tmp_path, "org/tiny", "--to", "/proc/mine")
     assert (code, "/proc cannot be written to" in error) == (2, True)
     assert hub.fetched == []
+
+
+def test_weights_of_another_disk_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No link can be made to them."""
+
+    def elsewhere(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr(os, "link", elsewhere)
+    target = put(folder, tmp_path / "mine")
+    assert (target / "model.safetensors").read_bytes() == b"weights"
+    assert sorted(f.name for f in target.iterdir()) == [
+        "config.json", "model.safetensors",
+    ]  # fmt: skip

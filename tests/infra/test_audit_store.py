@@ -157,3 +157,23 @@ def test_a_locked_file_costs_rows_and_nothing_else(
     audit.close()
     assert caplog.text.count("audit rows are lost") == 1
     assert kept.ats()[0] == 1000 * DAY + 9000
+
+
+def test_each_outage_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, lost = Kept(tmp_path / "audit.db"), Lost()
+    audit = Audit(kept.store, lost)
+    for number in range(2):
+        at = 1000 * DAY + number
+        kept.store.write([row(at - 1)])
+        lock = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
+        lock.execute("BEGIN EXCLUSIVE")
+        audit.note(row(at))
+        assert eventually(lambda wanted=number + 1: lost.num >= wanted, 60)
+        lock.execute("ROLLBACK")
+        lock.close()
+        audit.note(row(at))
+        assert eventually(lambda wanted=at: wanted in kept.ats(), 60)
+    audit.close()
+    assert caplog.text.count("audit rows are lost") == 2
