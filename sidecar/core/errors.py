@@ -28,6 +28,7 @@ SidecarError                    code                      status
  +- GenerationFailed            generation_error          500
  +- ModelLoadFailed             model_load_failed         500
  +- Unavailable                 service_unavailable       503
+     +- ServingPaused           training                  503
      +- InsufficientMemory      insufficient_memory       503
      +- MemoryPressure          memory_pressure           503
      +- ModelTooLarge           model_too_large           503
