@@ -17,7 +17,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from bench.models import make
+from bench.models import is_made, make
 from sidecar.engine.adapters.adapter_files import AdapterFiles
 from sidecar.engine.adapters.banked_linear import Pair
 from sidecar.engine.loading.loaded_model import LoadedModel
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder: Path = options.model or Path(scratch) / "model"
-        if options.model is None:
+        if not is_made(folder):
             make(folder)
         model = load(find_model(str(folder.resolve())), trust=False)
         rows = [_load_adapter(model) for _ in range(_NUM_ADAPTERS)]

@@ -255,7 +255,7 @@ def build(
         lambda call: answer_call(routes, call),
         services.chat.cancel,
         min(engine.batch_max_size, engine.max_concurrent),
-        lambda: places.work[1],
+        lambda: places.work[1] + core.shared.admission.is_paused,
     )
     metrics = core.shared.metrics
     listener = Listener(

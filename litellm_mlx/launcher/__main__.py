@@ -11,7 +11,7 @@ def main() -> int:
         from litellm_mlx.launcher import commands
 
         return commands.main()
-    except KeyboardInterrupt:  # while it imports, which takes half a second
+    except KeyboardInterrupt:  # also while it imports, which takes half a second
         return _STOPPED_EARLY
 
 

@@ -86,8 +86,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_explained = failure.tail is None
         tail = f". Its last lines:\n{failure.tail or '(no output)'}"
         _complain(str(failure) if is_explained else f"{failure}{tail}")
-    except KeyboardInterrupt:
-        return _STOPPED_EARLY
     return 1
 
 
@@ -100,8 +98,6 @@ def _run_verb(name: str, argv: Sequence[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"litellm-mlx {name}: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        return _STOPPED_EARLY
     return code
 
 

@@ -312,6 +312,11 @@ class Admission:
         finally:
             arrived()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether new jobs are refused until something has ended."""
+        return self._paused_by is not None
+
     @contextlib.contextmanager
     def paused(self, why: Callable[[], SidecarError]) -> Iterator[None]:
         """Take no new jobs within, but refuse them; those that run go on."""

@@ -94,10 +94,7 @@ def could_begin(text: str, tag: str) -> bool:
 def held_suffix(text: str, tags: Sequence[str]) -> int:
     """Length of the longest suffix of `text` that is a proper beginning of a tag."""
     longest = min(len(text), max(map(len, tags), default=1) - 1)
-    end = ascii_lower(text[-longest:]) if longest else ""
     for size in range(longest, 0, -1):
-        if any(
-            size < len(tag) and _lowered(tag).startswith(end[-size:]) for tag in tags
-        ):
+        if any(could_begin(text[-size:], tag) for tag in tags):
             return size
     return 0

@@ -237,6 +237,7 @@ class ChatService:
     ) -> Forecast:
         """What a chat request would cost; nothing is generated or remembered."""
         maximum, request = request.options.max_tokens, self._named(request)
+        self.require(request)  # before a model is loaded for it
         with self._pool.lease(request.model) as leased:
             resident = require_text(leased)
             files = self._adapter_files(resident, request)

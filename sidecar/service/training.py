@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sidecar.core.errors import (
     BadRequest,
@@ -23,15 +23,12 @@ from sidecar.core.errors import (
 )
 from sidecar.core.native import TrainRequest
 from sidecar.engine.adapters.adapter_files import NAME, AdapterFolder
-from sidecar.engine.native.lora_training import (
-    LoraTraining,
-    TrainingStep,
-    read_examples,
-    write_adapter,
-)
 from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.resident import Resident, require_text
+
+if TYPE_CHECKING:
+    from sidecar.engine.native.lora_training import TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +62,7 @@ class Training:
     is_cancelled: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def note(self, step: TrainingStep, peak_bytes: int) -> None:
+    def note(self, step: "TrainingStep", peak_bytes: int) -> None:
         """A step was made."""
         self.losses.append((step.number, round(step.loss, 5)))
         self.num_tokens += step.num_tokens
@@ -74,29 +71,33 @@ class Training:
 
     def refusal(self) -> SidecarError:
         """What requests are told while it has the server for itself."""
-        left_s = self._left_s()
+        left_s = self._left_s
         return ServingPaused(
             f"the adapter {self.request.name} is trained, with exclusive: true",
             retry_after_s=30 if left_s is None else math.ceil(left_s) or 1,
         )
 
+    @property
+    def _num_done(self) -> int:
+        return self.losses[-1][0] if self.losses else 0
+
+    @property
     def _left_s(self) -> float | None:
         """Seconds that it will take still; None: nobody knows."""
-        done = self.losses[-1][0] if self.losses else 0
+        done = self._num_done
         if not done or self.state not in ("waiting", "running"):
             return None
         return self.seconds / done * (self.request.job.iters - done)
 
     def as_json(self) -> dict[str, Any]:
         """How far it is."""
-        losses, job, left_s = list(self.losses), self.request.job, self._left_s()
-        done = losses[-1][0] if losses else 0
+        losses, job, left_s = list(self.losses), self.request.job, self._left_s
         return {
             "id": self.id,
             "state": self.state,
             "model": self.request.model,
             "adapter": self.request.name,
-            "step": done,
+            "step": self._num_done,
             "iters": job.iters,
             "loss": losses[-1][1] if losses else None,
             "losses": losses,
@@ -213,6 +214,13 @@ class TrainingService:
             training.ended.set()
 
     def _train(self, training: Training, resident: Resident, draft: Path) -> None:
+        # Not before: few servers train, and mlx_lm.tuner takes 30 ms to import.
+        from sidecar.engine.native.lora_training import (
+            LoraTraining,
+            read_examples,
+            write_adapter,
+        )
+
         engine, request, job = (
             resident.engine,
             training.request,
@@ -224,7 +232,7 @@ class TrainingService:
         longest = max(len(ids) for ids, _ in examples)
         training.state = "running"
 
-        def report(step: TrainingStep) -> None:
+        def report(step: "TrainingStep") -> None:
             training.note(step, engine.guard.process.peak_bytes)
 
         fitting = int(self._stall_s / (_SLOWER * max(engine.token_s, 1e-9)))

@@ -232,11 +232,13 @@ def test_an_exclusive_training_has_the_server_for_itself(served: Served) -> None
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "training"
         assert "alone" in refused.json()["error"]["message"]
+        assert served.app.shared.admission.is_paused  # batches wait as for a person
         left_s = state_of(served, found)["seconds_left"]
         assert 0.2 * left_s < int(refused.headers["retry-after"]) < 5 * left_s
     finally:
         httpx.delete(url, timeout=60).raise_for_status()
         ended(served, found)
+    assert not served.app.shared.admission.is_paused
     assert served.ask(**ask).status_code == 200
 
 

@@ -7,7 +7,7 @@ different adapters share a forward pass (the idea is Punica's and S-LoRA's, 2023
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,13 +66,12 @@ class AdapterBank:
 
     def growth(self, adapter: AdapterFiles, pairs: Mapping[str, Pair]) -> int:
         """Most bytes that loading an adapter takes, beyond what is held; any thread."""
-        num_rows = max(self._free_row(), *self._rows, 0) + 1
+        num_rows = self._num_rows(self._free_row())
         grown = {
             path: layer.bytes_of(num_rows, 0) for path, layer in self._layers.items()
         }
         for path, (a, b) in pairs.items():
-            names = (prefix + path for prefix in _PREFIXES)
-            own = next((name for name in names if name in self._layers), path)
+            own = _own_path(path, self._layers) or path
             layer = self._layers.get(own)
             grown[own] = (
                 layer.bytes_of(num_rows, adapter.rank)
@@ -102,7 +101,7 @@ class AdapterBank:
         row = self._free_row()
         try:
             named = self._wrapped(model, pairs)
-            num_rows = max(row, *self._rows, 0) + 1
+            num_rows = self._num_rows(row)
             for path, layer in self._layers.items():
                 layer.put(row, named.get(path), adapter.scale, num_rows)
         except BaseException:
@@ -119,6 +118,10 @@ class AdapterBank:
 
     def _free_row(self) -> int:
         return next(n for n in range(1, len(self._rows) + 2) if n not in self._rows)
+
+    def _num_rows(self, row: int) -> int:
+        """Of a bank with one more."""
+        return max(row, *self._rows, 0) + 1
 
     def _row_bytes(self) -> int:
         return sum(one.num_bytes // len(one.lora_a) for one in self._layers.values())
@@ -149,7 +152,7 @@ class AdapterBank:
         named: dict[str, Pair] = {}
         fresh: dict[str, BankedLinear] = {}
         for path, pair in pairs.items():
-            own = next((p + path for p in _PREFIXES if p + path in modules), None)
+            own = _own_path(path, modules)
             if own is None or own.rpartition(".")[0] in self._layers:
                 raise ValueError(f"the model has no layer {path[:100]}")
             module = modules[own]
@@ -171,6 +174,11 @@ class AdapterBank:
         names = next((names for names in _TOGETHER if name in names), (name,))
         key = f"{block}.{names[0]}"
         return self._shared.setdefault(key, SharedInput(self._selected))
+
+
+def _own_path(path: str, known: Container[str]) -> str | None:
+    """What a layer of an adapter is called in the model, among those known."""
+    return next((p + path for p in _PREFIXES if p + path in known), None)
 
 
 def read_pairs(data: bytes) -> dict[str, Pair]:

@@ -3,7 +3,6 @@ Trains a LoRA adapter beside requests: mlx-lm's layers, batches and loss, step b
 
 What is trained is a twin of the network: its modules are copies, its weights the very
 arrays that serve. So nothing of a half-trained adapter is ever read by a request.
-`mlx_lm.tuner` is imported when it is needed: few servers train, and it takes 30 ms.
 """
 
 import copy
@@ -20,6 +19,9 @@ import mlx.nn as nn
 import mlx.optimizers as optimizers
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
+from mlx_lm.tuner.datasets import create_dataset
+from mlx_lm.tuner.trainer import default_loss, iterate_batches
+from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from sidecar.core.errors import BadRequest, GenerationFailed
 from sidecar.core.native import LoraJob
@@ -77,8 +79,6 @@ def read_examples(
     Raises:
         BadRequest: a row is none of these, or too few are left.
     """
-    from mlx_lm.tuner.datasets import create_dataset
-
     try:
         found = create_dataset(list(rows), tokenizer, _Settings(job.mask_prompt))
     except ValueError:
@@ -149,8 +149,6 @@ class LoraTraining:
         Args:
             report: takes each step. check: raises if it is to end before its end.
         """
-        from mlx_lm.tuner.trainer import iterate_batches
-
         check()
         network = self._begin()
         yield
@@ -183,8 +181,6 @@ class LoraTraining:
         self, network: Any, batch: tuple[mx.array, mx.array], check: Callable[[], None]
     ) -> Generator[None, None, _BatchGradient]:
         """Of a whole batch, its parts weighed by their tokens; a turn for each part."""
-        from mlx_lm.tuner.trainer import default_loss
-
         loss_and_grad = nn.value_and_grad(network, default_loss)
         num_all, loss, seconds = _num_counted(*batch), 0.0, 0.0
         gradient: Any = None
@@ -212,8 +208,6 @@ class LoraTraining:
 
     def _begin(self) -> Any:
         """The network that is trained; it begins by saying what the base says."""
-        from mlx_lm.tuner.utils import linear_to_lora_layers
-
         job, network = self._job, twin(self._model.model)
         mx.random.seed(job.seed)
         network.freeze()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.core.errors import ServingPaused, SidecarError
+from sidecar.core.errors import SidecarError
 from sidecar.service.batches.batch import Batch
 from sidecar.service.batches.batch_lines import BadLines, BatchLine
 from sidecar.service.batches.batch_run import BatchRun
@@ -305,7 +305,7 @@ class BatchRunner:
         if not begun.call.is_wanted and reply.status != _OK:
             run.give_back(line)
             return
-        self._tries[name] += reply.status in _BUSY and not _is_paused(reply)
+        self._tries[name] += reply.status in _BUSY
         if reply.status in _BUSY and self._tries[name] < _TRIES:
             now = time.monotonic()
             pause_s = min(0.5 * 2 ** self._tries[name], _LONGEST_PAUSE_S)
@@ -318,9 +318,3 @@ class BatchRunner:
             logger.warning("an answer of %s cannot be kept: %s", run.batch.id, error)
             run.not_before = time.monotonic() + _LONGEST_PAUSE_S
             run.give_back(line)
-
-
-def _is_paused(reply: BatchReply) -> bool:
-    """Whether the server takes no requests for now, however often they are sent."""
-    error = reply.body.get("error") if isinstance(reply.body, dict) else None
-    return isinstance(error, dict) and error.get("code") == ServingPaused.code
