@@ -1,10 +1,11 @@
 """
 What adapters cost a decode step, without a server.
 
-    python -m bench adapters [--model FOLDER] [--rounds 14]
+    python -m bench adapters [--model FOLDER] [--rounds 60]
 
-Eight rows decode with the base, and with five adapters of rank 8 and the base mixed, 20
-steps of each in turns, in one process: medians, and the share of the base's rate.
+Eight rows decode with the base, and with five adapters of rank 8 and the base mixed,
+five steps of each in turns, in one process: medians, and the share of the base's rate.
+The turns are short: hosts change their speed from second to second.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import load
 from sidecar.engine.loading.model_source import find_model
 
-_RANK, _NUM_ADAPTERS, _NUM_ROWS, _NUM_PROMPT, _NUM_STEPS = 8, 5, 8, 200, 20
+_RANK, _NUM_ADAPTERS, _NUM_ROWS, _NUM_PROMPT, _NUM_STEPS = 8, 5, 8, 200, 5
 _ADAPTED = ("self_attn.q_proj", "self_attn.v_proj")
 
 
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
         prog="python -m bench adapters", description=__doc__
     )
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
-    parser.add_argument("--rounds", type=int, default=14)
+    parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder: Path = options.model or Path(scratch) / "model"

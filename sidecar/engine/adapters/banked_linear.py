@@ -4,7 +4,8 @@ A projection with a bank of adapters, of which each row of a batch picks one.
 It computes what mlx-lm's LoRALinear does, with the matrices of each row. On a GPU a
 step of small kernels waits for the host that encodes them. So projections that read the
 same array (queries, keys and values) share the product with A, the sum with the base is
-part of the product with B, and the matrices of a batch's rows are picked out once.
+part of the product with B, and the matrices of a batch's rows are picked out once. On
+CUDA one kernel does all of it in a decode step (`adapter_kernel`).
 """
 
 import weakref
@@ -15,6 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+
+from sidecar.engine.adapters import adapter_kernel
 
 Pair = tuple[mx.array, mx.array]  # A (inputs, rank) and B (rank, outputs)
 _MAX_KEPT_BYTES = 128 << 20  # of a model's matrices, picked out for one batch
@@ -29,12 +32,12 @@ class SelectedRows:
     Args:
         rows: None: none is read with an adapter.
         row_bytes: of one row of the bank, all layers.
-        last: the product that was computed last, and what it is of.
+        last: what was computed last of projections that share what they read.
     """
 
     rows: tuple[int, ...] | None = None
     row_bytes: int = 0
-    last: "_Product | None" = None
+    last: "_Shared | None" = None
 
     def select(self, rows: Sequence[int] | None) -> None:
         """Begin a pass, or end it."""
@@ -42,12 +45,20 @@ class SelectedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
-    """What a layer's projections read, times A of each row of the batch."""
+class _Shared:
+    """
+    What was computed for all of a layer's projections that read x.
+
+    Args:
+        with_a: x times A of each row of the batch; None: there are sums.
+        sums: what each projection gives; none: they are still to be computed.
+    """
 
     layer: "SharedInput"
     x: mx.array
-    with_a: mx.array
+    picked: "_Picked"
+    with_a: mx.array | None = None
+    sums: Sequence[mx.array] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +67,14 @@ class _Picked:
     The matrices of a batch's rows, in the type that the base computes in.
 
     Args:
-        a: of all projections side by side (rows, inputs, ranks).
+        a: of all projections one behind the other (rows, ranks, inputs).
         bs: of each projection (rows, rank, outputs).
+        adder: adds what they add, in a step of one token a row; None: not here.
     """
 
     a: mx.array
     bs: Sequence[mx.array]
+    adder: adapter_kernel.Adder | None
 
 
 class SharedInput:
@@ -93,21 +106,32 @@ class SharedInput:
         """The bank has changed."""
         self._kept.clear()
 
-    def add(self, number: int, x: mx.array, y: mx.array) -> mx.array:
+    def project(self, number: int, x: mx.array) -> mx.array:
         """
-        What the base computed, and what the rows' adapters add to it.
+        What the base computes of x, and what the rows' adapters add to it.
 
         Args:
-            number: of the projection. x: what it read. y: what the base made of it.
+            number: of the projection.
         """
-        picked, last = self._pick(x.dtype), self._selected.last
+        last = self._selected.last
         if last is None or last.layer is not self or last.x is not x:
-            last = _Product(self, x, x @ picked.a)
-            self._selected.last = last
-        ranks = [b.shape[1] for b in picked.bs]
-        before = sum(ranks[:number])
-        own = last.with_a[..., before : before + ranks[number]]
-        return mx.addmm(y, own, picked.bs[number]).astype(y.dtype)
+            last = self._selected.last = self._begin(x)
+        if last.with_a is None:
+            return last.sums[number]
+        bs = last.picked.bs
+        before = sum(b.shape[1] for b in bs[:number])
+        own = last.with_a[..., before : before + bs[number].shape[1]]
+        y = self.members[number].base(x)
+        return mx.addmm(y, own, bs[number]).astype(y.dtype)
+
+    def _begin(self, x: mx.array) -> _Shared:
+        """Compute what is computed once for all projections."""
+        picked = self._pick(x.dtype)
+        if picked.adder is not None and x.shape[1] == 1:
+            ys = [member.base(x) for member in self.members]
+            if all(y.dtype == x.dtype for y in ys):
+                return _Shared(self, x, picked, None, picked.adder(x, *ys))
+        return _Shared(self, x, picked, x @ picked.a.swapaxes(1, 2))
 
     def _set_members(self, members: Sequence["BankedLinear"]) -> None:
         self._members = [weakref.ref(member) for member in members]
@@ -123,10 +147,14 @@ class SharedInput:
             self._kept.move_to_end(key)
             return kept
         indices, members = mx.array(rows), self.members
-        a = mx.concatenate([one.lora_a[indices] for one in members], axis=2)
+        a = [one.lora_a[indices].swapaxes(1, 2) for one in members]
         bs = [one.lora_b[indices].astype(dtype) for one in members]
-        picked = _Picked(a.astype(dtype), bs)
-        if len(rows) * self._selected.row_bytes <= _MAX_KEPT_BYTES:
+        joined = mx.concatenate(a, axis=1).astype(dtype)
+        is_kept = len(rows) * self._selected.row_bytes <= _MAX_KEPT_BYTES
+        is_usable = is_kept and adapter_kernel.is_usable(joined)
+        adder = adapter_kernel.adder(joined, bs) if is_usable else None
+        picked = _Picked(joined, bs, adder)
+        if is_kept:
             self._kept[key] = picked
             while len(self._kept) > _NUM_KEPT:
                 self._kept.popitem(last=False)
@@ -156,13 +184,17 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
         self.freeze()
 
     def __call__(self, x: mx.array) -> mx.array:
-        y: mx.array = self.linear(x)
         rows = self._selected.rows
         if rows is None:
-            return y
+            return self.base(x)
         if x.ndim != 3 or x.shape[0] != len(rows):
             raise ValueError("a layer with adapters must see one row a sequence")
-        return self.shared.add(self.number, x, y)
+        return self.shared.project(self.number, x)
+
+    def base(self, x: mx.array) -> mx.array:
+        """What the base computes."""
+        y: mx.array = self["linear"](x)
+        return y
 
     def __getattr__(self, name: str) -> Any:
         """What others ask of a projection is the base's."""
