@@ -335,6 +335,7 @@ def _build_services(
         shared.download,
         shared.process,
         shared.wired,
+        lambda: shared.admission.is_paused,
     )
     folder = config.model.adapters
     adapters = AdapterFolder(Path(folder) if folder else None)

@@ -76,11 +76,23 @@ class AdapterLeases:
                 loaded.num_users -= 1
                 loaded.last_use = time.monotonic()
                 self._drop_idle(_MAX_IDLE)
+                is_unused = not any(one.num_users for one in self._loaded.values())
+            if is_unused:
+                self._gpu.post(self._model.adapters.forget_picked)
 
-    def unload_idle(self) -> int:
-        """Take those that nobody uses out of the bank; how many they were."""
-        with self._lock:
+    def let_go_idle(self) -> int:
+        """
+        Take those that nobody uses out of the bank; how many they were.
+
+        On the GPU thread: while another thread loads one, which waits for this one,
+        none leaves.
+        """
+        if not self._lock.acquire(blocking=False):
+            return 0
+        try:
             return self._drop_idle(0)
+        finally:
+            self._lock.release()
 
     @property
     def num_loaded(self) -> int:
@@ -93,39 +105,55 @@ class AdapterLeases:
             return adapter.digest in self._loaded
 
     def _read(self, adapter: AdapterFiles) -> dict[str, Pair]:
+        self._require(adapter, adapter.num_bytes)
         data = adapter.read()
         try:
             return load_thread().call(lambda: read_pairs(data))
         except Exception as error:  # noqa: BLE001 - whatever a reader raises
-            raise self._unfit(adapter, error) from None
+            why = str(error)
+        raise self._unfit(adapter, why)  # not within: it would keep what was read
 
-    def _unfit(self, adapter: AdapterFiles, error: Exception) -> BadRequest:
-        logger.warning("adapter %s is not served: %s", adapter.name, error)
+    def _unfit(self, adapter: AdapterFiles, why: str) -> BadRequest:
+        why = why[:300]
+        logger.warning("adapter %s is not served: %s", adapter.name, why)
         return BadRequest(
-            f"adapter {adapter.name} does not fit {self._model.name}: "
-            f"{str(error)[:300]}",
+            f"adapter {adapter.name} does not fit {self._model.name}: {why}",
             param="adapter",
         )
 
-    def _load(self, adapter: AdapterFiles, pairs: dict[str, Pair]) -> _Loaded:
-        needed = self._model.adapters.growth(adapter, pairs)
-        if needed > self._process.free_bytes:
-            self._drop_idle(0)
-            needed = self._model.adapters.growth(adapter, pairs)
-        if needed > self._process.free_bytes:
+    def _require(self, adapter: AdapterFiles, num_bytes: int) -> None:
+        """
+        Have so many bytes free for an adapter.
+
+        Raises:
+            InsufficientMemory: they are not, though all that is idle has left.
+        """
+        process = self._process
+        if num_bytes <= process.free_bytes:
+            return
+        self._gpu.call(process.let_go_idle)
+        if num_bytes > process.free_bytes:
             raise InsufficientMemory(
-                f"adapter {adapter.name} needs {needed >> 20} MiB, and "
-                f"{self._process.free_bytes >> 20} are left",
+                f"adapter {adapter.name} needs {num_bytes >> 20} MiB, and "
+                f"{process.free_bytes >> 20} are left",
                 param="adapter",
                 retry_after_s=5,
             )
+
+    def _load(self, adapter: AdapterFiles, pairs: dict[str, Pair]) -> _Loaded:
+        bank = self._model.adapters
+        if bank.growth(adapter, pairs) > self._process.free_bytes:
+            self._drop_idle(0)
+        self._require(adapter, bank.growth(adapter, pairs))
         try:
             row = self._gpu.call(lambda: self._put(adapter, pairs))
         except Exception as error:  # noqa: BLE001 - whatever an architecture raises
-            raise self._unfit(adapter, error) from None
-        found = self._loaded[adapter.digest] = _Loaded(row)
-        logger.info("adapter loaded name=%s row=%d", adapter.name, row)
-        return found
+            why = str(error)
+        else:
+            found = self._loaded[adapter.digest] = _Loaded(row)
+            logger.info("adapter loaded name=%s row=%d", adapter.name, row)
+            return found
+        raise self._unfit(adapter, why)  # not within: it would keep the matrices
 
     def _put(self, adapter: AdapterFiles, pairs: dict[str, Pair]) -> int:
         """Load it; see that it gives numbers, and a row beside it what it did."""
@@ -134,9 +162,13 @@ class AdapterLeases:
         try:
             both = model.forward(mx.array(_TRIED), model.new_cache(), None, (row, 0))
             alone = model.forward(mx.array(_TRIED), model.new_cache())
+            step = model.forward(
+                mx.array(_TRIED)[:, :1], model.new_cache(), None, (row, 0)
+            )
             apart = mx.abs(both[1] - alone[1]).max()
             is_same = apart <= 1e-2 * mx.abs(alone[1]).max()
-            if not bool(mx.isfinite(both[0]).all().item()):
+            numbers = mx.isfinite(both[0]).all() & mx.isfinite(step[0]).all()
+            if not bool(numbers.item()):
                 raise ValueError("the model gives no numbers with it")
             if not bool(is_same.item()):
                 raise ValueError("a row without it is read otherwise beside it")

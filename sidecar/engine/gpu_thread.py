@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
 from sidecar.engine.gpu_scheduler import Errand, GpuScheduler, Worker
@@ -27,6 +27,7 @@ T = TypeVar("T")
 _LOCK_WAIT_S = 0.0005
 # Turns in a row: then the thread ends, /health says so, and the launcher starts again.
 _MAX_FAILED = 20
+_CHECK_EVERY_S = 0.2  # whether what waits for its turn is still wanted
 
 
 @functools.cache
@@ -66,15 +67,11 @@ class MlxThread:
         if threading.current_thread() is self._thread:
             return function()
         future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - handed to the caller
-                future.set_exception(error)
-
-        self._commands.put(run)
-        return future.result(timeout_s)
+        self._commands.put(functools.partial(_settle, future, function))
+        try:
+            return future.result(timeout_s)
+        finally:  # else an error would keep its own frames, and what lies in them
+            del future
 
     def post(self, function: Callable[[], None]) -> None:
         """Run `function` on the thread, later; it must not raise."""
@@ -103,6 +100,16 @@ class MlxThread:
             del command  # what it holds may be a model
 
 
+def _settle(future: Future[T], function: Callable[[], T]) -> None:
+    """Run a function and hand over what comes of it."""
+    try:
+        future.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - handed to the caller
+        future.set_exception(error)
+    finally:
+        del future
+
+
 class GpuThread(MlxThread):
     """Runs commands and, between them, gives the workers their turns."""
 
@@ -123,6 +130,7 @@ class GpuThread(MlxThread):
         *,
         is_background: bool = True,
         is_for_idle: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> T:
         """
         Run a generator on the thread, a turn from each yield to the next.
@@ -132,6 +140,7 @@ class GpuThread(MlxThread):
         Args:
             is_background: whether it can wait for all others. is_for_idle: whether it
                 goes on only while nobody else has work.
+            check: asked while it waits for its turn; what it raises ends the generator.
         Returns:
             What the generator returns; what it raises is raised.
         """
@@ -139,9 +148,13 @@ class GpuThread(MlxThread):
         errand.is_background, errand.is_for_idle = is_background, is_for_idle
         self.add_worker(errand)
         try:
+            while check and not wait([errand.future], _CHECK_EVERY_S).done:
+                check()
             return errand.future.result()
         finally:
             self.remove_worker(errand)
+            self.call(steps.close)
+            del errand
 
     def add_worker(self, worker: Worker) -> None:
         """Give a worker its turns from now on."""

@@ -117,8 +117,9 @@ class ProcessMemory:
         self.limit_buffers = limit_buffers
         self._stored = stored
         self._running: list[Running] = []
+        self._idle: list[Callable[[], int]] = []
         self._sampled_at = self._counted_at = 0.0
-        self.active_bytes = self.peak_bytes = self.free_bytes = 0
+        self.active_bytes = self.peak_bytes = self._fixed_bytes = 0
         self.live_buffers, self.free_buffers = 0, math.inf
         self.sample()
 
@@ -131,6 +132,26 @@ class ProcessMemory:
                 self._running.remove(running)
 
         return end
+
+    def watch_idle(self, let_go: Callable[[], int]) -> Callable[[], None]:
+        """
+        Let go what nobody uses where memory is short; what is returned ends it.
+
+        Args:
+            let_go: called on the GPU thread, must not wait for any other one.
+        """
+        self._idle.append(let_go)
+
+        def end() -> None:
+            if let_go in self._idle:
+                self._idle.remove(let_go)
+
+        return end
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left below the limit, stored KV not counted."""
+        return max(0, self.limit_bytes - self._fixed_bytes)
 
     @property
     def stored_bytes(self) -> int:
@@ -146,7 +167,7 @@ class ProcessMemory:
         freeable = self._stored.num_bytes
         if self._stored.released:
             freeable += sum(array.nbytes for array in self._left().values())
-        self.free_bytes = max(0, self.limit_bytes - self.active_bytes + freeable)
+        self._fixed_bytes = self.active_bytes - freeable
         near = self.limit_buffers is not None and (
             self.live_buffers > _COUNT_ALWAYS_AT * self.limit_buffers
         )
@@ -176,9 +197,15 @@ class ProcessMemory:
         others = self._stored_arrays().keys() | self._used_arrays().keys()
         return {name: array for name, array in held.items() if name not in others}
 
+    def let_go_idle(self) -> None:
+        """Let go what nobody uses, and note what is in use then. GPU thread only."""
+        for let_go in tuple(self._idle):
+            let_go()
+        self.sample()
+
     def relieve(self, needed_bytes: int = 0) -> bool:
         """
-        Make room in order: the allocator's cache, then stored KV.
+        Make room in order: the allocator's cache, what nobody uses, stored KV.
 
         Args:
             needed_bytes: about to be allocated.
@@ -193,6 +220,7 @@ class ProcessMemory:
         used = self.active_bytes + mx.get_cache_memory() + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
             self._stored.released.let_go()
+            self.let_go_idle()
             release_freed_memory()
             self.sample()
             used = self.active_bytes + needed_bytes

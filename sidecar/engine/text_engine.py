@@ -3,13 +3,18 @@
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from sidecar.config.settings import EngineConfig
 from sidecar.core.conversation import unknown
-from sidecar.core.errors import BadRequest, ContextLengthExceeded, SidecarError
+from sidecar.core.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    InsufficientMemory,
+    SidecarError,
+)
 from sidecar.core.prompt import ModelPrompt, behind_images
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.adapter_leases import AdapterLeases
@@ -19,7 +24,7 @@ from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.grammar_compiler import GrammarCompiler
 from sidecar.engine.job import Forecast, Job, JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
-from sidecar.engine.process_memory import NOTHING, Demand
+from sidecar.engine.process_memory import NOTHING, AdmittedJob, Demand
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.scheduler import BatchScheduler
 from sidecar.engine.source_maker import SourceMaker, Texts
@@ -32,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_MAX_COUNTING_S = 1.0  # how long a refusal waits for the memory to be counted anew
 _MAX_BY_DEFAULT = 32768  # when neither the request nor the user says
 
 
@@ -72,6 +78,8 @@ class TextEngine:
         self.adapters = AdapterLeases(
             model, gpu, loop.guard.process, lambda: loop.adapters
         )
+        process = loop.guard.process
+        self._end_idle = process.watch_idle(self.adapters.let_go_idle)
         self.work_between(loop)
 
     @property
@@ -140,7 +148,7 @@ class TextEngine:
             longest = self.max_context
             return self.guard.demand(length, num_copies, longest, others, images)
 
-        self._admission.admit(job, demand)
+        self._take_in(job, demand)
         if sources is not None:
             self._source_maker.add(job, further, lambda: self._predicted(options))
         self._gpu.post(lambda: self._loop.prefills.add(job))
@@ -157,6 +165,7 @@ class TextEngine:
         *,
         is_for_idle: bool = False,
         paused_by: Callable[[], SidecarError] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> T:
         """
         Have a computation done between the requests' turns, admitted like one of them.
@@ -165,13 +174,14 @@ class TextEngine:
             num_tokens: of the longest prompt that it computes at once.
             is_for_idle: whether it goes on only while nothing else is computed.
             paused_by: with what requests are refused meanwhile; None: they are not.
+            check: asked while it waits for its turn; what it raises ends it.
         Returns:
             What the steps return; what they raise is raised.
         Raises:
             Busy, InsufficientMemory, Unavailable: as for a generation.
         """
         work = _WorkBeside()
-        self._admission.admit(
+        self._take_in(
             work,
             lambda others: self.guard.demand(num_tokens, 1, self.max_context, others),
         )
@@ -179,10 +189,24 @@ class TextEngine:
         try:
             with pause:
                 return self._gpu.call_in_steps(
-                    steps, is_background=is_for_idle, is_for_idle=is_for_idle
+                    steps,
+                    is_background=is_for_idle,
+                    is_for_idle=is_for_idle,
+                    check=check,
                 )
         finally:
             self._admission.release(work)
+
+    def _take_in(self, job: AdmittedJob, demand: Callable[[Demand], Demand]) -> None:
+        """Admit it; nobody is refused by numbers of before, or for what is idle."""
+        try:
+            self._admission.admit(job, demand)
+            return
+        except InsufficientMemory:
+            process = self.guard.process
+            with suppress(TimeoutError):  # what runs now stands in the numbers
+                self._gpu.call(process.let_go_idle, _MAX_COUNTING_S)
+        self._admission.admit(job, demand)
 
     def drafts(self, prompt: ModelPrompt, n: int) -> bool:
         """Whether the answers to a prompt may be drafted."""
@@ -294,6 +318,7 @@ class TextEngine:
     def close(self) -> int:
         """Take no turns any more and let the weights go; the bytes. Repeatable."""
         self.is_closed = True
+        self._end_idle()
         self._source_maker.close()
         while self._workers:
             self._gpu.remove_worker(self._workers.pop())

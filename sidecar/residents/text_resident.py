@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.settings import CacheConfig, Config
 from sidecar.core.conversation import ForgetFilter
-from sidecar.core.errors import BadRequest, ModelLoadFailed
+from sidecar.core.errors import BadRequest, ModelLoadFailed, SidecarError
 from sidecar.engine.adapters.adapter_files import adapter_in
 from sidecar.engine.gpu_thread import load_thread
 from sidecar.engine.loading.checkpoint_files import memory_limit, read_config
@@ -100,6 +100,7 @@ class TextLoader:
             engine.check_splitter()
             tell("selftest")
             self._prove(engine, kept, known, key)
+            _try_adapter(engine, adapter_folder, spec)
             resident = self._resident_of(engine, kept, model, adapter_folder)
             shared.gpu.call(shared.process.sample)
             shared.gpu.call(shared.process.count_buffers)
@@ -343,9 +344,29 @@ def _adapter_folder(spec: ModelSpec) -> Path | None:
     try:
         adapter_in(folder)
     except BadRequest as error:
-        why = f"the adapter_path of {spec.id} cannot be used: {error.message}"
-        raise ModelLoadFailed(why) from None
+        raise _no_adapter(spec, error.message) from None
     return folder
+
+
+def _try_adapter(engine: TextEngine, folder: Path | None, spec: ModelSpec) -> None:
+    """
+    Have the model's own adapter in the bank before the first request needs it.
+
+    Raises:
+        ModelLoadFailed: it cannot be served.
+    """
+    if folder is None:
+        return
+    try:
+        with engine.adapters.leased(adapter_in(folder)):
+            return
+    except SidecarError as error:
+        why = error.message
+    raise _no_adapter(spec, why)  # not within: it would keep the model
+
+
+def _no_adapter(spec: ModelSpec, why: str) -> ModelLoadFailed:
+    return ModelLoadFailed(f"the adapter_path of {spec.id} cannot be used: {why}")
 
 
 def _no_vision_reason(folder: Path) -> str:

@@ -374,7 +374,8 @@ class Routes:
         health = self._services.models.health()
         headers = {} if health.is_ready else {"Retry-After": "2"}
         status = 200 if health.is_ready else 503
-        return json_response({"status": health.status}, status, headers)
+        said = "training" if health.is_paused and health.is_well else health.status
+        return json_response({"status": said}, status, headers)
 
     def _admin(self, endpoint: Endpoint) -> Endpoint:
         def guarded(request: Request) -> Response | EventStream:

@@ -15,6 +15,7 @@ from sidecar.core.errors import (
     BadRequest,
     ContextLengthExceeded,
     ModelNotFound,
+    SidecarError,
     TooSlow,
     Unavailable,
 )
@@ -413,7 +414,11 @@ class ChatService:
         if files is None:
             yield NO_ADAPTER
             return
-        with resident.engine.adapters.leased(files) as row:
+        with contextlib.ExitStack() as leased:
+            try:
+                row = leased.enter_context(resident.engine.adapters.leased(files))
+            except BadRequest as error:
+                raise _own_fault(request, resident, error) from None
             yield ReadWith(files.digest, row)
 
     def _adapter_files(
@@ -422,8 +427,12 @@ class ChatService:
         """The adapter that a request names, else its model's own; None: neither."""
         if name := request.options.adapter:
             return self._adapters.find(name)
-        own = resident.adapter_folder
-        return None if own is None else adapter_in(own, "model")
+        if (own := resident.adapter_folder) is None:
+            return None
+        try:
+            return adapter_in(own, "model")
+        except BadRequest as error:
+            raise _own_fault(request, resident, error) from None
 
     def _sampling(
         self, resident: Resident, request: ChatRequest | CompletionRequest
@@ -515,6 +524,18 @@ def _ended(
         receipt.ttft_s,
         round(receipt.seconds, 3),
         warmth,
+    )
+
+
+def _own_fault(
+    request: ChatRequest | CompletionRequest, resident: Resident, error: BadRequest
+) -> SidecarError:
+    """An adapter that its client has not named cannot be served: not its fault."""
+    if request.options.adapter:
+        return error
+    return Unavailable(
+        f"the adapter_path of {resident.name} cannot be used: {error.message}",
+        retry_after_s=30,
     )
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Health:
         wired: what is wired for the GPU; None: nothing ever is on this device.
         reason: why it is degraded.
         failed_tests: of loaded models, those at their load; what failed is not used.
+        is_paused: an exclusive training has the server for itself.
     """
 
     status: str
@@ -48,6 +49,7 @@ class Health:
     reason: str | None = None
     download: DownloadState | None = None
     failed_tests: tuple[str, ...] = ()
+    is_paused: bool = False
 
     @property
     def load(self) -> ModelView | None:
@@ -63,7 +65,7 @@ class Health:
     @property
     def is_ready(self) -> bool:
         """Whether requests are answered now, with one model at least."""
-        return self.status in ("ok", "degraded")
+        return self.status in ("ok", "degraded") and not self.is_paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Vitals:
 
     Args:
         longest_step_s: a step of the GPU thread that takes longer is none any more.
+        is_paused: whether requests are refused while an adapter is trained.
     """
 
     gpu: GpuThread
@@ -80,6 +83,7 @@ class Vitals:
     download: DownloadProgress
     process: ProcessMemory
     wired: WiredMemory
+    is_paused: Callable[[], bool]
 
 
 class ModelService:
@@ -148,6 +152,7 @@ class ModelService:
             vitals.process.limit_bytes,
             vitals.wired.description,
             failed_tests=self._failed_tests(),
+            is_paused=vitals.is_paused(),
         )
         if not vitals.gpu.is_alive:
             return replace(found, status="dead")

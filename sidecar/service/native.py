@@ -13,6 +13,7 @@ from sidecar.core.errors import (
     BadRequest,
     Busy,
     RequestCancelled,
+    ServingPaused,
     SidecarError,
     ValidationFailed,
 )
@@ -180,6 +181,8 @@ class NativeService:
                     events.append(event)
             finally:
                 run.close()
+        except ServingPaused:
+            raise  # it is none of this prompt's
         except SidecarError as error:
             check()  # what ends the whole batch is no answer
             return _batch_answer(events, error.message)

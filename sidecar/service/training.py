@@ -242,7 +242,9 @@ class TrainingService:
         at_once = min(job.batch_size * longest, max(turn_tokens, longest))
         held = min(_HELD * at_once, engine.max_context - 1)
         paused_by = training.refusal if job.exclusive else None
-        weights = engine.run_beside(steps, held, is_for_idle=True, paused_by=paused_by)
+        weights = engine.run_beside(
+            steps, held, is_for_idle=True, paused_by=paused_by, check=check
+        )
         engine.run_on_gpu(lambda: write_adapter(draft, weights, engine.model, job))
 
     def _checking(self, training: Training) -> Callable[[], None]:

@@ -1,5 +1,6 @@
 """Adapters of requests: what mlx-lm says with each, rows of several in one batch."""
 
+import gc
 import json
 import os
 import random
@@ -14,10 +15,10 @@ import mlx.core as mx
 import pytest
 
 from sidecar.config.settings import GenerationConfig
-from sidecar.core.errors import Unavailable
+from sidecar.core.errors import BadRequest, Unavailable
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
-from sidecar.engine.adapters.adapter_files import AdapterFolder
+from sidecar.engine.adapters.adapter_files import AdapterFolder, read_adapter
 from sidecar.engine.adapters.banked_linear import BankedLinear
 from sidecar.engine.decode_batch import DecodeBatch
 from sidecar.engine.gpu_thread import gpu_thread
@@ -330,7 +331,7 @@ def test_weights_that_change_while_they_are_loaded_are_not_served(
     )
     with served.app.pool.lease("dense") as resident:
         adapters = resident.engine.adapters
-        adapters.unload_idle()
+        adapters.let_go_idle()
         with pytest.raises(Unavailable, match="ask again"), adapters.leased(files):
             pass
         assert adapters.num_loaded == 0
@@ -349,7 +350,7 @@ def test_a_bank_without_users_is_given_up(served: Served) -> None:
             return sum(isinstance(module, BankedLinear) for module in modules)
 
         assert served.app.gpu.call(banked) > 0
-        engine.adapters.unload_idle()
+        engine.adapters.let_go_idle()
         assert engine.adapters.num_loaded == 0
         assert served.app.gpu.call(banked) == 0
     assert served.tokens("dense", "", PROMPT)["tokens"] == served.plain(
@@ -362,20 +363,20 @@ def test_one_in_use_stays_in_the_bank(served: Served) -> None:
     files = AdapterFolder(served.adapters).find("dense-a")
     with served.app.pool.lease("dense") as resident:
         engine, adapters = resident.engine, resident.engine.adapters
-        adapters.unload_idle()
+        adapters.let_go_idle()
         with by_hand(served.app, engine) as make:
             with adapters.leased(files) as row:
-                assert adapters.unload_idle() == 0
+                assert adapters.let_go_idle() == 0
                 prompt = ModelPrompt(ModelIds(tuple(PROMPT)), adapter=row)
                 options = GenerationOptions(max_tokens=9)
                 settled = settle(SamplingParams(), GenerationConfig(), None)
                 job = engine.submit(prompt, settled, options)
                 make(3)
             engine.release(job)
-            assert adapters.unload_idle() == 0
+            assert adapters.let_go_idle() == 0
             assert adapters.num_loaded == 1
             make(1)
-            assert adapters.unload_idle() == 1
+            assert adapters.let_go_idle() == 1
 
 
 @pytest.fixture
@@ -420,3 +421,90 @@ def test_an_own_adapter_that_is_none_ends_the_load(
     assert "adapter_path of four-bit" in message
     assert "adapter_config.json" in message or "adapters.safetensors" in message
     assert str(tmp_path.parent) not in message
+
+
+def test_an_own_adapter_is_tried_at_the_load(
+    served: Served, own_adapter: Callable[[str | None], httpx.Response]
+) -> None:
+    """One of another shape of model is no fault of the requests that come then."""
+    refused = own_adapter(str(served.adapters / "hybrid-a"))
+    assert refused.status_code == 500
+    assert "does not fit" in refused.json()["error"]["message"]
+
+
+def test_an_own_adapter_that_breaks_later_is_the_servers_fault(
+    served: Served,
+    own_adapter: Callable[[str | None], httpx.Response],
+    tmp_path: Path,
+) -> None:
+    """Not its client's, who has named none; those that name another go on."""
+    folder = tmp_path / "own"
+    shutil.copytree(served.adapters / "four-bit-a", folder)
+    assert own_adapter(str(folder)).status_code == 200
+    (folder / "adapter_config.json").write_text("{")
+    refused = served.ask(model="four-bit", prompt=PROMPT)
+    assert refused.status_code == 503
+    assert "adapter_path of four-bit" in refused.json()["error"]["message"]
+    assert served.ask(model="four-bit", prompt=PROMPT, adapter="four-bit-b").is_success
+
+
+def test_an_adapter_whose_config_is_a_pipe_is_no_adapter(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "adapter_config.json")
+    with pytest.raises(ValueError, match="is no file"):
+        read_adapter(tmp_path)
+
+
+def test_a_refused_adapter_leaves_no_memory(served: Served) -> None:
+    """Not until a garbage collection either."""
+    bad = served.adapters / "dense-nan"
+    shutil.copytree(served.adapters / "dense-a", bad)
+    weights = str(bad / "adapters.safetensors")
+
+    def spoil() -> None:
+        arrays: Any = mx.load(weights)
+        spoiled = {name: array * float("nan") for name, array in arrays.items()}
+        mx.save_safetensors(weights, spoiled)
+
+    served.app.gpu.call(spoil)
+    files = AdapterFolder(served.adapters).find("dense-nan")
+    with served.app.pool.lease("dense") as resident:
+        leases = resident.engine.adapters
+
+        def refused() -> int:
+            try:  # pytest.raises would keep what the error's frames hold
+                with leases.leased(files):
+                    pytest.fail("it is served")
+            except BadRequest as error:
+                assert "no numbers" in error.message  # noqa: PT017
+            return int(served.app.gpu.call(mx.get_active_memory))
+
+        refused()
+        gc.disable()
+        try:
+            before = refused()
+            for _ in range(4):
+                after = refused()
+        finally:
+            gc.enable()
+    shutil.rmtree(bad)
+    assert after - before < files.num_bytes
+
+
+def test_idle_adapters_give_way(served: Served) -> None:
+    """To a prompt that needs their room, and to another adapter."""
+    with served.app.pool.lease("dense") as resident:
+        engine, process = resident.engine, served.app.shared.process
+        served.tokens("dense", "a", PROMPT)
+        assert engine.adapters.num_loaded
+        limit = process.limit_bytes
+        served.app.gpu.call(process.sample)
+        length = 100
+        bank = engine.model.adapters.num_bytes
+        needed = engine.guard.model.demand(length + 1).total - bank // 2
+        process.limit_bytes += needed - process.free_bytes
+        try:
+            ids = [9 * n % 997 + 5 for n in range(length)]
+            assert served.ask(model="dense", prompt=ids, max_tokens=1).is_success
+        finally:
+            process.limit_bytes = limit
+        assert engine.adapters.num_loaded == 0

@@ -204,3 +204,26 @@ def test_the_inside_of_a_wrapped_layer_is_no_layer() -> None:
     files, pairs = adapter(4, "q_proj")
     with pytest.raises(ValueError, match="no layer"):
         bank.load(block, files, {"q_proj.linear": pairs["q_proj"]})
+
+
+def test_a_bank_has_no_more_rows_than_its_last_adapter_needs() -> None:
+    block, bank = Block(), AdapterBank()
+    rows = [bank.load(block, *adapter(4, "q_proj")) for _ in range(9)]
+    one = bank.num_bytes // 10  # row 0 is none
+    for row in rows[1:]:
+        bank.unload(block, row)
+    assert bank.num_bytes == 2 * one
+    x = mx.random.normal((2, 1, INPUTS))
+    with bank.reading([rows[0], 0]):
+        mx.eval(block(x))
+
+
+def test_what_was_picked_out_goes_with_its_batch() -> None:
+    block, bank = Block(), AdapterBank()
+    rows = [bank.load(block, *adapter(4, "q_proj", "v_proj")) for _ in range(2)]
+    x = mx.random.normal((2, 1, INPUTS))
+    with bank.reading(rows):
+        mx.eval(block(x))
+    assert any(shared._kept for shared in bank._shared.values())
+    bank.forget_picked()
+    assert not any(shared._kept for shared in bank._shared.values())

@@ -233,6 +233,11 @@ def test_an_exclusive_training_has_the_server_for_itself(served: Served) -> None
         assert refused.json()["error"]["code"] == "training"
         assert "alone" in refused.json()["error"]["message"]
         assert served.app.shared.admission.is_paused  # batches wait as for a person
+        ready = httpx.get(f"{served.app.url}/ready", timeout=60)
+        assert (ready.status_code, ready.json()["status"]) == (503, "training")
+        batch = {"model": "dense", "prompts": ["a", "b"], "max_tokens": 2}
+        many = f"{served.app.url}/native/batch_generate"
+        assert httpx.post(many, json=batch, timeout=60).status_code == 503
         left_s = state_of(served, found)["seconds_left"]
         assert 0.2 * left_s < int(refused.headers["retry-after"]) < 5 * left_s
     finally:
@@ -240,6 +245,26 @@ def test_an_exclusive_training_has_the_server_for_itself(served: Served) -> None
         ended(served, found)
     assert not served.app.shared.admission.is_paused
     assert served.ask(**ask).status_code == 200
+
+
+def test_an_exclusive_training_is_cancelled_while_it_waits(served: Served) -> None:
+    """For a stream that does not end: it need not have its turn to learn of it."""
+    with served.app.pool.lease("dense") as resident:
+        never = {str(i): -100 for i in resident.engine.model.stop_ids}
+    ask = {"model": "dense", "prompt": [5, 6, 7], "max_tokens": 30_000, "stream": True,
+           "logit_bias": never, "temperature": 1.5, "seed": 3}  # fmt: skip
+    url = f"{served.app.url}/v1/completions"
+    with httpx.stream("POST", url, json=ask, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        found = begin(served, name="waits", iters=1_000_000, exclusive=True)
+        admission = served.app.shared.admission
+        assert eventually(lambda: admission.is_paused)
+        httpx.delete(
+            f"{served.app.url}/native/train/{found['id']}", timeout=60
+        ).raise_for_status()
+        assert eventually(lambda: not admission.is_paused, 5)
+        assert served.app.shared.admission.num_open == 1, [*lines][-5:]
 
 
 @pytest.mark.parametrize(

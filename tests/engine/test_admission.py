@@ -125,6 +125,43 @@ def test_what_is_free_is_of_one_moment(served: App, engine: TextEngine) -> None:
         assert engine.guard.process.free_bytes == pytest.approx(free, abs=64 << 10)
 
 
+def test_a_limit_that_is_raised_again_counts_at_once(
+    served: App, engine: TextEngine
+) -> None:
+    """Nothing need run for it: the numbers are not those of the last step."""
+    limit = engine.guard.process.limit_bytes
+    engine.guard.process.limit_bytes = 1 << 20
+    for _ in range(2):
+        with pytest.raises(InsufficientMemory):
+            submit(engine, random_ids(40, 9), 2)
+    engine.guard.process.limit_bytes = limit
+    assert run(engine, random_ids(40, 9), 2).failure is None
+
+
+def held_bytes() -> mx.array:
+    """4 MiB; GPU thread only."""
+    array = mx.zeros((1 << 20,), mx.float32)
+    mx.eval(array)
+    return array
+
+
+def test_nobody_is_refused_by_numbers_of_before(
+    served: App, engine: TextEngine
+) -> None:
+    """What has left since the last step, and what is idle, is free."""
+    left, idle = served.gpu.call(lambda: ([held_bytes()], [held_bytes()]))
+    process = engine.guard.process
+    end = process.watch_idle(lambda: idle.clear() or 1)
+    fitting = just_fitting(engine, LENGTH)
+    leave(served, engine, Demand(fitting.held - (7 << 20), fitting.peak))
+    left.clear()
+    try:
+        assert run(engine, random_ids(41, LENGTH), 2).failure is None
+    finally:
+        end()
+    assert idle == []
+
+
 def test_two_at_once_are_promised_no_byte_twice(
     served: App, engine: TextEngine
 ) -> None:

@@ -116,6 +116,11 @@ class AdapterBank:
         del self._rows[row]
         self._clear(model, row)
 
+    def forget_picked(self) -> None:
+        """Let go what was picked out for batches: they have ended."""
+        for shared in self._shared.values():
+            shared.forget()
+
     def _free_row(self) -> int:
         return next(n for n in range(1, len(self._rows) + 2) if n not in self._rows)
 
@@ -139,10 +144,11 @@ class AdapterBank:
         for path, layer in unused.items():
             layer.shared.leave(layer)
             del self._layers[path]
+        num_rows = max(self._rows, default=0) + 1
         for path, layer in self._layers.items():
             if row < len(layer.lora_a):
                 layer.put(row, None, 0.0, row + 1)
-            layer.shrink(ranks[path])
+            layer.shrink(num_rows, ranks[path])
         self._shared = {key: one for key, one in self._shared.items() if one.members}
         self._selected.row_bytes = self._row_bytes()
 

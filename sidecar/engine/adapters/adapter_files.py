@@ -11,6 +11,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MAX_NAMED = 10
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_SCALE = 1e6
+_PIECE = 1 << 20  # bytes of a file that are read at once for its digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class AdapterFiles:
             data = (self.folder / WEIGHTS).read_bytes()
         except OSError:
             data = b""
-        if _digest_of(data, self.rank, self.scale) != self.digest:
+        if _digest_of([data], self.rank, self.scale) != self.digest:
             raise Unavailable(
                 f"adapter {self.name} was changed while it was loaded: ask again",
                 retry_after_s=1,
@@ -165,6 +167,7 @@ class _Described:
 
 
 def _described(folder: Path) -> _Described:
+    _stat_of(folder / CONFIG)  # a pipe would be waited for
     with (folder / CONFIG).open("rb") as file:
         config = json.loads(file.read(_MAX_CONFIG_BYTES))
     if not isinstance(config, dict):
@@ -181,10 +184,10 @@ def _described(folder: Path) -> _Described:
     return _Described(base if isinstance(base, str) else "", rank, scale)
 
 
-def _stat_of(weights: Path) -> os.stat_result:
-    found = weights.stat()
+def _stat_of(file: Path) -> os.stat_result:
+    found = file.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"{WEIGHTS} is no file")
+        raise ValueError(f"{file.name} is no file")
     return found
 
 
@@ -198,10 +201,12 @@ def _checked_scale(value: object) -> float:
 @functools.lru_cache(maxsize=4096)
 def _digest(weights: Path, rank: int, scale: float, _stat: tuple[int, ...]) -> str:
     """Of what the weights are, not of when they were written."""
-    return _digest_of(weights.read_bytes(), rank, scale)
+    with weights.open("rb") as file:
+        return _digest_of(iter(lambda: file.read(_PIECE), b""), rank, scale)
 
 
-def _digest_of(data: bytes, rank: int, scale: float) -> str:
+def _digest_of(pieces: Iterable[bytes], rank: int, scale: float) -> str:
     found = hashlib.sha256(f"{rank} {scale} ".encode())
-    found.update(data)
+    for piece in pieces:
+        found.update(piece)
     return found.hexdigest()[:24]

@@ -103,7 +103,7 @@ class SharedInput:
         return [one for ref in self._members if (one := ref()) is not None]
 
     def forget(self) -> None:
-        """The bank has changed."""
+        """Let go what was picked: the bank has changed, or the batches have ended."""
         self._kept.clear()
 
     def project(self, number: int, x: mx.array) -> mx.array:
@@ -232,10 +232,11 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
             _with_row(self.lora_b, row, scale * b, b_shape),
         )
 
-    def shrink(self, rank: int) -> None:
-        """Let the bank have no larger rank than its adapters need."""
-        if rank < self.lora_a.shape[2]:
-            a, b = self.lora_a[..., :rank], self.lora_b[:, :rank]
+    def shrink(self, num_rows: int, rank: int) -> None:
+        """Let the bank have no more rows and no larger rank than its adapters need."""
+        own_rows, _, own_rank = self.lora_a.shape
+        if num_rows < own_rows or rank < own_rank:
+            a, b = self.lora_a[:num_rows, :, :rank], self.lora_b[:num_rows, :rank]
             self._hold(mx.contiguous(a), mx.contiguous(b))
 
     def _hold(self, lora_a: mx.array, lora_b: mx.array) -> None:
