@@ -58,6 +58,7 @@ CASES = {
          "--", TASKS[1]),
         {".claude/settings.json": json.dumps(
             {"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "MINE": "1",
+                     "http_proxy": "http://127.0.0.1:9", "no_proxy": "intranet.corp",
                      "CLAUDE_CODE_USE_BEDROCK": "1", "AWS_REGION": "us-east-1",
                      "ANTHROPIC_BEDROCK_BASE_URL": "http://127.0.0.1:9"},
              "model": "opus", "theme": "dark"}, indent=3)},
@@ -101,9 +102,12 @@ CASES = {
         ("--yolo", "-p", TASKS[1]),
         {".qwen/settings.json": json.dumps({"telemetry": {"enabled": False},
             "privacy": {"usageStatisticsEnabled": False},
-            "modelProviders": {"openai": [
+            "providerProtocol": {"custom": "openai"},
+            "compactionModel": "custom:local",
+            "modelProviders": {provider: [
                 {"id": name, "name": name, "baseUrl": "http://127.0.0.1:9/v1",
-                 "envKey": "HOME"} for name in ("local", "qwen3-max")]},
+                 "envKey": "HOME"} for name in ("local", "qwen3-max")]
+                for provider in ("custom", "openai")},
             "fastModel": "qwen3-max",
             "general": {"disableAutoUpdate": True}}, indent=7)},
         plain={".qwen/settings.json": json.dumps({"telemetry": {"enabled": False},

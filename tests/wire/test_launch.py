@@ -219,6 +219,66 @@ def test_claude_code_asks_no_cloud_that_its_user_has_set(user: User) -> None:
     assert told(user.launch("claude", "--", *words))["argv"][2:] == words
 
 
+def test_claude_code_sends_no_proxy_of_its_settings_what_is_said(user: User) -> None:
+    """An env block beats the environment; hosts that it exempts stay exempted."""
+    settings = user.home / ".claude/settings.json"
+    env = {"https_proxy": "http://127.0.0.1:9", "no_proxy": "intranet.corp"}
+    settings.write_text(json.dumps({"env": env}))
+    argv = json.loads(user.launch("claude").stdout)["argv"]
+    ours = json.loads(Path(argv[argv.index("--settings") + 1]).read_text())["env"]
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = ours[name].split(",")
+        assert {"intranet.corp", "127.0.0.1", "localhost"} <= {*hosts}
+
+
+def test_qwen_code_asks_no_other_provider(user: User) -> None:
+    """It joins its files' objects: who is not named beside us would be asked."""
+    elsewhere = {"id": "local", "name": "local", "baseUrl": "http://127.0.0.1:9/v1"}
+    own = {"modelProviders": {"custom": [elsewhere]}, "compactionModel": "custom:x",
+           "providerProtocol": {"custom": "openai", "another": "openai"}}  # fmt: skip
+    project = {"modelProviders": {"projects": [elsewhere], "openai": [elsewhere]}}
+    for folder, said in (
+        (user.home / "qwen-home", own),
+        (user.home / ".qwen", project),
+    ):
+        folder.mkdir(exist_ok=True)
+        (folder / "settings.json").write_text(json.dumps(said))
+    told = json.loads(
+        user.launch("qwen", QWEN_HOME=str(user.home / "qwen-home")).stdout
+    )
+    assert "ANTHROPIC_API_KEY" not in told["env"]
+    ours = json.loads(Path(told["env"]["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())
+    providers = ours["modelProviders"]
+    ((url,),) = [[one["baseUrl"] for one in providers.pop("openai")]]
+    assert url == told["env"]["OPENAI_BASE_URL"]
+    assert {"custom", "another", "projects", "anthropic", "gemini"} <= {*providers}
+    assert not any(providers.values())
+    assert ours["compactionModel"] == "local"
+
+
+def test_an_agent_of_qwen_codes_has_no_key_for_another_provider(user: User) -> None:
+    agents = user.home / ".qwen/agents"
+    agents.mkdir(parents=True)
+    (agents / "helper.md").write_text("---\nmodel: anthropic:claude-x\n---\nHelp.\n")
+    told = json.loads(user.launch("qwen", ANTHROPIC_API_KEY="sk-his").stdout)
+    assert told["env"]["ANTHROPIC_API_KEY"] == ""
+    ours = json.loads(Path(told["env"]["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())
+    assert ours["env"]["ANTHROPIC_API_KEY"] == ""
+
+
+def test_qwen_codes_settings_are_not_written_where_they_would_not_act(
+    user: User,
+) -> None:
+    """A model of his that is called as ours would be asked instead."""
+    settings = user.home / ".qwen/settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('{"modelProviders": {"openai": [{"id": "local"}]}}')
+    before = user.files()
+    done = user.launch("qwen", "--write", "--yes")
+    assert (done.returncode, user.files()) == (1, before)
+    assert "A model of yours is called local" in done.stdout
+
+
 def test_opencodes_agents_are_on_the_local_model(user: User, tmp_path: Path) -> None:
     """Those of its user's files, of the projects', and of his variable."""
     config, far = user.home / ".config/opencode", tmp_path / "far"

@@ -8,12 +8,12 @@ What was tried with which version stands in docs/clients.md.
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from litellm_mlx.launcher.clients import claude_files, qwen_files
 from litellm_mlx.launcher.clients.json_file import merged
 from litellm_mlx.launcher.clients.openclaw_file import openclaw_said, without_models
 from litellm_mlx.launcher.clients.opencode_agents import opencode_agents
@@ -31,8 +31,6 @@ NAME = "litellm-mlx"
 _FREE = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
 KEY = "LITELLM_MLX_KEY"
 _ROOTS = "OPENCLAW_INCLUDE_ROOTS"  # folders that an $include may lie in
-_QWEN_MACHINE = "QWEN_CODE_SYSTEM_SETTINGS_PATH"
-_QWEN_DEFAULTS = "QWEN_CODE_SYSTEM_DEFAULTS_PATH"
 _CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD",
            "MANTLE", "GATEWAY")  # fmt: skip  # of Claude Code: each beats the base URL
 
@@ -112,9 +110,9 @@ def claude(server: Endpoint, user: User) -> ClientSetup:
             theirs = named_json(value)
         else:
             rest.append(word)
-    text = json.dumps(merged(theirs, {"env": own}), indent=1)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    file = user.own / f"claude-settings-{digest}.json"  # another start has another
+    direct = claude_files.without_proxy(user, theirs)
+    text = json.dumps(merged(theirs, {"env": {**own, **direct}}), indent=1)
+    file = _own_file(user, "claude-settings", text)
     ours = ("--settings", str(file))
     return ClientSetup("claude", ours, own, {file: text}, given=rest)
 
@@ -265,8 +263,8 @@ def qwen_environ(server: Endpoint) -> dict[str, str]:
     }
 
 
-def qwen_config(server: Endpoint) -> dict[str, Any]:
-    """What Qwen Code's settings say of us: it asks no other provider for anything."""
+def qwen_providers(server: Endpoint) -> dict[str, Any]:
+    """What Qwen Code's settings say of us."""
     model = {
         "id": MODEL,
         "name": MODEL,
@@ -274,35 +272,47 @@ def qwen_config(server: Endpoint) -> dict[str, Any]:
         "envKey": "OPENAI_API_KEY",
         "generationConfig": {"contextWindowSize": server.context},
     }
-    others = dict.fromkeys(("fastModel", "advisorModel", "visionModel"), MODEL)
-    return {"modelProviders": {"openai": [model]}, **others}
+    return {"openai": [model]}
+
+
+def qwen_config(server: Endpoint, user: User) -> dict[str, Any]:
+    """The same, so that it asks no other provider for anything."""
+    none: list[str] = []
+    others = dict.fromkeys(qwen_files.other_providers(user), none)
+    models = ("fastModel", "advisorModel", "visionModel", "compactionModel")
+    return {
+        "modelProviders": {**others, **qwen_providers(server)},
+        **dict.fromkeys(models, MODEL),
+        **dict.fromkeys(("imageModel", "voiceModel", "modelFallbacks"), ""),
+        "agents": {"builtin": {"exploreModel": "inherit"}},
+        "env": {**qwen_environ(server), **qwen_files.others_keys(user)},
+    }
 
 
 def qwen(server: Endpoint, user: User) -> ClientSetup:
     """Qwen Code: a file of ours in place of the machine's, which beats the user's."""
-    his = Path(user.environ.get(_QWEN_MACHINE) or qwen_machine_file())
-    defaults = user.environ.get(_QWEN_DEFAULTS) or his.with_name("system-defaults.json")
-    file = user.own / "qwen.json"
+    config = merged(user_json(qwen_files.machine_file(user)), qwen_config(server, user))
+    text = json.dumps(config, indent=1)
+    file = _own_file(user, "qwen", text)
     environ = {
         **qwen_environ(server),
-        _QWEN_MACHINE: str(file),
-        _QWEN_DEFAULTS: str(defaults),
+        **qwen_files.others_keys(user),
+        qwen_files.MACHINE: str(file),
+        qwen_files.DEFAULTS: str(qwen_files.defaults_file(user)),
     }
-    config = {**user_json(his), **qwen_config(server)}
     return ClientSetup(
         "qwen",
         ("--auth-type", "openai", "-m", MODEL),
         environ,
-        {file: json.dumps(config, indent=1)},
+        {file: text},
         given=user.arguments,
     )
 
 
-def qwen_machine_file() -> str:
-    """Where Qwen Code looks for the settings that hold for all users."""
-    if sys.platform == "darwin":
-        return "/Library/Application Support/QwenCode/settings.json"
-    return "/etc/qwen-code/settings.json"
+def _own_file(user: User, name: str, text: str) -> Path:
+    """A file of ours for this start: another one, beside it, says something else."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return user.own / f"{name}-{digest}.json"
 
 
 def _pi_model(server: Endpoint) -> dict[str, Any]:

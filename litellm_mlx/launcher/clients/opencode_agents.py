@@ -47,7 +47,7 @@ def opencode_agents(user: User, said: Mapping[str, Any]) -> Mapping[str, list[st
             _take(found, user_json(folder / file))
         for kind in _KINDS:
             for name in (kind, f"{kind}s"):
-                found["agent"].update(_in_markdown(folder / name))
+                found["agent"].update(in_markdown(folder / name))
     _take(found, user_json(opencode_home(user) / "config.json"))
     if named := user.environ.get("OPENCODE_CONFIG"):
         _take(found, user_json(Path(named)))
@@ -81,7 +81,8 @@ def _take(found: _Agents, said: Mapping[str, Any]) -> None:
                 found[kind].add(name)
 
 
-def _in_markdown(folder: Path) -> Iterator[str]:
+def in_markdown(folder: Path) -> Iterator[str]:
+    """Agents of a folder's Markdown files whose heads name a model, by their paths."""
     num_left = _MAX_FILES
     for place, _, names in os.walk(folder, followlinks=True):
         num_left -= len(names) + 1

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from litellm_mlx.launcher.clients import qwen_files
+from litellm_mlx.launcher.clients.claude_files import claude_home, without_proxy
 from litellm_mlx.launcher.clients.client_setup import (
     KEY,
     MODEL,
@@ -25,9 +27,11 @@ from litellm_mlx.launcher.clients.client_setup import (
     pi_folder,
     pi_provider,
     qwen_environ,
+    qwen_providers,
 )
 from litellm_mlx.launcher.clients.opencode_agents import opencode_home
 from litellm_mlx.launcher.clients.user import User
+from litellm_mlx.launcher.clients.user_files import user_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,9 @@ def _text(keys: Mapping[str, Any]) -> str:
 
 
 def _claude(server: Endpoint, user: User) -> UserSettings:
-    named = user.environ.get("CLAUDE_CONFIG_DIR")
-    folder = Path(named) if named else user.home / ".claude"
-    return _json(folder / "settings.json", {"env": claude_environ(server)})
+    path = claude_home(user) / "settings.json"
+    keys = {**claude_environ(server), **without_proxy(user, {})}
+    return _json(path, {"env": keys})
 
 
 def _pi(server: Endpoint, user: User) -> UserSettings:
@@ -74,12 +78,17 @@ def _opencode(server: Endpoint, user: User) -> UserSettings:
 
 
 def _qwen(server: Endpoint, user: User) -> UserSettings:
-    keys = {
+    path = qwen_files.qwen_home(user) / "settings.json"
+    keys: dict[str, Any] = {
         "env": qwen_environ(server),
         "security": {"auth": {"selectedType": "openai"}},
         "model": {"name": MODEL},
     }
-    return _json(user.home / ".qwen/settings.json", keys)
+    if qwen_files.names_model(user_json(path), MODEL):
+        keys["modelProviders"] = qwen_providers(server)
+        hint = f"// A model of yours is called {MODEL}: it would be asked instead.\n"
+        return UserSettings(path, None, hint + _text(keys))
+    return _json(path, keys)
 
 
 def _codex(server: Endpoint, user: User) -> UserSettings:
