@@ -94,7 +94,7 @@ def refusal(asked: Asked, policy: AdmissionPolicy) -> Refusal | None:
     if policy.master_key is None:
         return _keyless(asked)
     is_open = _PUBLIC.fullmatch(asked.path) or _PAGES.fullmatch(asked.path)
-    if policy.has_other_keys or is_open:
+    if policy.has_other_keys or is_open or _is_preflight(asked):
         return None
     if hmac.compare_digest(given_key(asked).encode(), policy.master_key.encode()):
         return None
@@ -126,6 +126,12 @@ def _is_foreign(headers: Mapping[str, str], policy: AdmissionPolicy) -> bool:
         own = (f"http://{host}", f"https://{host}")
         return origin not in own and origin not in policy.origins
     return headers.get("sec-fetch-site", "none") not in _OWN_FETCHES
+
+
+def _is_preflight(asked: Asked) -> bool:
+    """Whether a browser asks if its page may ask; it has no key to give then."""
+    is_asked = "access-control-request-method" in asked.headers
+    return asked.method == "OPTIONS" and "origin" in asked.headers and is_asked
 
 
 def _keyless(asked: Asked) -> Refusal | None:

@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from sidecar.config.setting_sources import SettingSources
 from sidecar.config.settings import Config, ImageConfig, ServerConfig
-from sidecar.config.sources import ConfigError
 from sidecar.core.lasting_secret import use_secret
 from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import (
@@ -89,7 +88,7 @@ from sidecar.service.request_history import RequestHistory
 from sidecar.service.savings import Savings
 from sidecar.service.stored_responses import StoredResponses
 from sidecar.service.training import TrainingService
-from sidecar.volatile.rules import RuleSet, load_rules
+from sidecar.volatile.configured_rules import configured_rules
 
 if TYPE_CHECKING:  # of the extra `vision`
     from sidecar.images.reader import ImageIntake
@@ -437,7 +436,7 @@ def _build_shared(
     config: Config, tell: Callable[[str], None], extra_processors: ExtraProcessors
 ) -> Shared:
     check_draft_settings(config)
-    cache, gpu, rules = config.cache, gpu_thread(), _read_rules(config)
+    cache, gpu, rules = config.cache, gpu_thread(), configured_rules(config)
     gpu.call(lambda: prepare_device(config))
     stored = KVBudget(
         kv_limits(cache, gpu),
@@ -494,22 +493,6 @@ def open_root(config: Config) -> KVDisk | None:
         return found
     found.start()
     return found
-
-
-def _read_rules(config: Config) -> RuleSet:
-    """Before a model is loaded: minutes later is late for a wrong file name."""
-    file = config.cache.rules_file
-    try:
-        rules = load_rules(Path(file) if file else None)
-    except ValueError as error:
-        source = f"CACHE_RULES_FILE={file}" if file else "the built-in rules"
-        raise ConfigError(f"{source}: {error}") from error
-    if not config.cache.pin_policy:
-        return rules
-    try:
-        return load_rules(Path(file) if file else None, config.cache.pin_policy)
-    except ValueError as error:
-        raise ConfigError(f"CACHE_PIN_POLICY: {error}") from error
 
 
 def _longest_step_s(config: Config) -> float:

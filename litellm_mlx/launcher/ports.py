@@ -101,7 +101,8 @@ class PidFile:
         os.close(self._descriptor)
 
     def _pid_in(self, index: int) -> int | None:
-        lines = self.path.read_text(encoding="utf-8").split("\n")
+        # A disk that was full may have left anything.
+        lines = self.path.read_text("utf-8", errors="replace").split("\n")
         text = lines[index].strip() if index < len(lines) else ""
         return int(text) if text.isdecimal() else None
 

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from sidecar.engine.loading.checkpoint_files import (
 )
 from sidecar.engine.loading.model_place import early_fault, folder_of
 from sidecar.server.access import needs_key
+from sidecar.volatile.configured_rules import configured_rules
 
 _ENV_FILE = Path(".env")
 _LEFT_FREE = 8 << 30
@@ -74,8 +76,9 @@ def check(env_file: Path) -> Iterator[CheckResult]:
     environ = os.environ  # noqa: TID251 - as the server would read it
     try:
         config = SettingSources({}, env_file, environ).config()
+        configured_rules(config)
     except ConfigError as error:
-        name = str(error).split(" ", 1)[0]
+        name = re.split("[ =:]", str(error), maxsplit=1)[0]
         yield CheckResult(
             "settings", "bad", str(error), f"correct {name} in {env_file}"
         )

@@ -109,9 +109,11 @@ class ServerConfig:
         "A key for /admin alone.", "MLX_SERVER_ADMIN_TOKEN",
         shown="/admin is open to this machine alone")
     cors_allow_origins: tuple[str, ...] = setting((), "CORS_ALLOW_ORIGINS", words,
-        "Origins of web pages that are let in, on both ports.", shown="none")
+        "Origins of web pages that are let in, on both ports; LiteLLM's reads them "
+        "at its start.", shown="none")
     allowed_hosts: tuple[str, ...] = setting((), "ALLOWED_HOSTS", words,
-        "Host names that are let in, on both ports.", shown="this machine's own")
+        "Host names that are let in, on both ports; LiteLLM's reads them at its "
+        "start.", shown="this machine's own")
     batches: str | None = setting(None, "BATCH_DIR", place,
         "Folder of batches and their files, which hold what is asked and answered.",
         shown="MLX_CACHE_HOME/batches")
@@ -121,8 +123,9 @@ class ServerConfig:
     max_connections: int = setting(128, "MAX_CONNECTIONS", integer(1, 65536),
         "Most connections; beyond, who is idle longest is asked to come back (503).")
     requests_per_minute: int = setting(0, "RATE_LIMIT_RPM", integer(0, 1_000_000),
-        "Requests that are taken within a minute from a key that LiteLLM knows, else "
-        "from an address; then 429. 0: any number.")
+        "Requests a minute that are taken from a key that LiteLLM knows, else from "
+        "an address; then 429. Who was silent may send so many at once. 0: any "
+        "number.")
     tokens_per_minute: int = setting(0, "RATE_LIMIT_TPM", integer(0, 1_000_000_000),
         "The same of tokens that are computed: of prompts, what is not reused.")
     keepalive_s: float = setting(15.0, "KEEPALIVE_SECONDS", number(0.1, 3600),

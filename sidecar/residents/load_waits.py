@@ -143,11 +143,13 @@ class LoadWaits(Generic[E]):
 
     def _late(self, entry: ModelState[E]) -> Unavailable:
         """Why it is not there: it loads, or nothing may leave for it."""
-        if entry.state == "loading" or self._worker.is_closed:
+        others = [*self._worker.entries.values()]
+        plan = self._room.plan(entry, others)
+        is_coming = plan.fits or plan.victim is not None
+        if entry.state == "loading" or is_coming or self._worker.is_closed:
             return Unavailable("the model is still loading", retry_after_s=10)
         entry.is_wanted = False  # nobody waits for it any more; who does wishes again
         self._worker.changed.notify_all()
-        others = self._worker.entries.values()
         return InsufficientMemory(
             self._room.shortage(entry, others), param="model", retry_after_s=10
         )

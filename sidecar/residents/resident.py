@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidecar.core.conversation import Conversation, unknown, with_adapter
-from sidecar.core.errors import BadRequest
+from sidecar.core.errors import BadRequest, Unavailable
 from sidecar.core.prompt import Hit, ModelIds, ModelPrompt, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
+from sidecar.engine.adapters.adapter_files import AdapterFiles, adapter_in
 from sidecar.engine.job import Forecast
 from sidecar.engine.text_engine import TextEngine
 from sidecar.images.text_only import without_unseen
@@ -106,6 +107,27 @@ class Resident:
     def failed_tests(self) -> tuple[str, ...]:
         """Names of the tests at load that it failed."""
         return self.engine.failed_tests
+
+    def own_adapter(self) -> AdapterFiles | None:
+        """
+        The adapter that it is read with where a request names none.
+
+        Raises:
+            Unavailable: it was served once, and cannot be any more.
+        """
+        if self.adapter_folder is None:
+            return None
+        try:
+            return adapter_in(self.adapter_folder, "model")
+        except BadRequest as error:
+            raise self.broken_adapter(error) from None
+
+    def broken_adapter(self, error: BadRequest) -> Unavailable:
+        """What a client is told that has not named the adapter: the fault is ours."""
+        return Unavailable(
+            f"the adapter_path of {self.name} cannot be used: {error.message}",
+            retry_after_s=30,
+        )
 
     @property
     def takes_images(self) -> bool:

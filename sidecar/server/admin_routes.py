@@ -3,11 +3,11 @@
 import time
 from dataclasses import asdict
 from typing import Any
-from urllib.parse import parse_qs
 
 from sidecar.core.errors import BadRequest, Forbidden, NotFound
 from sidecar.infra.package_version import package_version
 from sidecar.infra.recent_lines import RecentLines
+from sidecar.server import query
 from sidecar.server.access import given_key
 from sidecar.server.admin_codes import AdminCodes
 from sidecar.server.http_messages import Request, Response, json_response
@@ -90,7 +90,7 @@ class AdminRoutes:
 
     def logs(self, request: Request) -> Response:
         """GET /admin/logs; `?after=N` leaves out lines up to that number."""
-        text = parse_qs(request.query).get("after", ["0"])[-1]
+        text = query.given(request, ("after",)).get("after", "0")
         if not (text.isascii() and text.isdecimal()) or len(text) > 18:
             raise BadRequest("after must be a whole number from 0", param="after")
         lines = self._lines.after(int(text), _MAX_LINES)
@@ -115,6 +115,7 @@ class AdminRoutes:
 
     def reload(self, request: Request) -> Response:
         """POST /admin/reload-config: the files are read again."""
+        query.require_no_body(request, "POST /admin/settings takes settings")
         return _changes(self._settings.reload())
 
 

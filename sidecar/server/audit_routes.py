@@ -5,10 +5,10 @@ import io
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs
 
 from sidecar.core.errors import BadRequest, NotFound, Unavailable
 from sidecar.infra.audit_store import COLUMNS, AuditFilter, AuditStore
+from sidecar.server import query
 from sidecar.server.http_messages import Request, Response, json_response
 from sidecar.service.audit import Audit
 
@@ -26,26 +26,26 @@ class AuditRoutes:
 
     def rows(self, request: Request) -> Response:
         """GET /admin/audit-logs: `limit`, `offset`, and the filters."""
-        given = _given(request, (*_FILTERS, "limit", "offset"))
-        limit = _number(given, "limit", 1, _MAX_ROWS) or 100
-        offset = _number(given, "offset", 0, 1 << 40) or 0
-        rows = self._read(lambda store: store.rows(_filter(given), limit, offset))
+        asked = query.given(request, (*_FILTERS, "limit", "offset"))
+        limit = _number(asked, "limit", 1, _MAX_ROWS) or 100
+        offset = _number(asked, "offset", 0, 1 << 40) or 0
+        rows = self._read(lambda store: store.rows(_filter(asked), limit, offset))
         return json_response({"schema": 1, "rows": rows})
 
     def stats(self, request: Request) -> Response:
         """GET /admin/audit-logs/stats: sums by model, endpoint and status."""
-        given = _given(request, _FILTERS)
-        rows = self._read(lambda store: store.stats(_filter(given)))
+        asked = query.given(request, _FILTERS)
+        rows = self._read(lambda store: store.stats(_filter(asked)))
         return json_response({"schema": 1, "rows": rows})
 
     def export(self, request: Request) -> Response:
         """GET /admin/audit-logs/export: at most 100,000 rows, as `format` says."""
-        given = _given(request, (*_FILTERS, "limit", "format"))
-        form = given.get("format", "jsonl")
+        asked = query.given(request, (*_FILTERS, "limit", "format"))
+        form = asked.get("format", "jsonl")
         if form not in _FORMATS:
             raise BadRequest("format must be jsonl or csv", param="format")
-        limit = _number(given, "limit", 1, _MAX_EXPORTED) or _MAX_EXPORTED
-        rows = self._read(lambda store: store.rows(_filter(given), limit))
+        limit = _number(asked, "limit", 1, _MAX_EXPORTED) or _MAX_EXPORTED
+        rows = self._read(lambda store: store.rows(_filter(asked), limit))
         text = _csv(rows) if form == "csv" else _jsonl(rows)
         named = {"Content-Disposition": f'attachment; filename="audit.{form}"'}
         return Response(text.encode(), 200, _FORMATS[form], named)
@@ -59,22 +59,6 @@ class AuditRoutes:
         except OSError as error:
             raise Unavailable(f"the audit cannot be read: {error}") from error
         return found
-
-
-def _given(request: Request, known: tuple[str, ...]) -> dict[str, str]:
-    """
-    What the query says.
-
-    Raises:
-        BadRequest: a name is unknown, or given twice.
-    """
-    given = parse_qs(request.query, keep_blank_values=True)
-    for name, values in given.items():
-        if name not in known:
-            raise BadRequest(f"{name[:64]} is not one of {', '.join(known)}")
-        if len(values) > 1:
-            raise BadRequest(f"{name} may be given once", param=name)
-    return {name: values[0] for name, values in given.items()}
 
 
 def _filter(given: Mapping[str, str]) -> AuditFilter:

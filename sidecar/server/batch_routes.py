@@ -27,6 +27,7 @@ from sidecar.server.http_messages import (
 from sidecar.service.batches.batch_runner import BatchCall, BatchReply
 from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.batches.stored_files import file_object
+from sidecar.service.turn import IGNORED
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,8 @@ def answer_call(routes: Router, call: BatchCall) -> BatchReply:
         if isinstance(response, EventStream):
             response.close()
             raise GenerationFailed("the answer is a stream")
-        return BatchReply(response.status, load_bytes(response.body))
+        ignored = response.headers.get(IGNORED, "")
+        return BatchReply(response.status, load_bytes(response.body), ignored)
     except SidecarError as error:
         return _problem(routes, error, call)
     except OSError:  # nobody wants it any more
@@ -128,10 +130,10 @@ def _unstored(call: BatchCall) -> bytes:
     body = load_bytes(call.body)
     if body.get("stream"):
         raise BadRequest("stream must be false in a batch", param="stream")
-    if call.url != "/v1/responses":
-        return call.body
     if body.get("store"):
         raise BadRequest("store must be false in a batch", param="store")
+    if call.url != "/v1/responses":
+        return call.body
     return dump_bytes({**body, "store": False})
 
 

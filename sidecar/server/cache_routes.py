@@ -1,19 +1,20 @@
 """What people see of the cache, and what they have it forget."""
 
 from typing import Any
-from urllib.parse import parse_qs
 
 from sidecar.core.conversation import ForgetFilter
 from sidecar.core.errors import BadRequest, Unavailable
 from sidecar.core.requests import short_id
 from sidecar.dialects.fields import Fields
 from sidecar.memory.conversation_memory import Forgotten
+from sidecar.server import query
 from sidecar.server.http_messages import Request, Response, json_response
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.request_history import RequestHistory
 from sidecar.service.stored_responses import StoredResponses
 
 _FILTER_FIELDS = ("session", "key")
+_CLEARS = "?model=NAME names a model, POST /admin/cache/forget takes session and key"
 
 
 class CacheRoutes:
@@ -30,16 +31,18 @@ class CacheRoutes:
 
     def report(self, request: Request) -> Response:
         """GET /admin/cache; `?check=1` looks for broken invariants as well."""
-        asked = parse_qs(request.query).get("check", [])
-        check = bool({"1", "true"} & set(asked))
-        return json_response(self._caches.report(_model(request) or "", check=check))
+        check = query.flag(request, "check", ("model",))
+        name = query.given(request, ("check", "model")).get("model", "")
+        return json_response(self._caches.report(name, check=check))
 
     def drift(self, request: Request) -> Response:
         """GET /admin/cache/drift."""
-        return json_response({"places": self._caches.drift(_model(request) or "")})
+        name = query.given(request, ("model",)).get("model", "")
+        return json_response({"places": self._caches.drift(name)})
 
     def clear(self, request: Request) -> Response:
         """POST /admin/cache/clear; `?disk=keep` leaves what is on the disk."""
+        query.require_no_body(request, _CLEARS)
         return json_response({"cleared": True, **self._forget(request, None)})
 
     def forget(self, request: Request) -> Response:
@@ -50,13 +53,14 @@ class CacheRoutes:
     def _forget(
         self, request: Request, forget_filter: ForgetFilter | None
     ) -> dict[str, int]:
-        asked = parse_qs(request.query).get("disk", ["clear"])[-1]
+        said = query.given(request, ("model", "disk"))
+        asked = said.get("disk", "clear")
         if asked not in ("clear", "keep"):
             raise BadRequest("disk must be clear or keep", param="disk")
         self._history.forget(forget_filter)
         try:
             gone = self._caches.clear(
-                _model(request), forget_filter, on_disk=asked == "clear"
+                said.get("model"), forget_filter, on_disk=asked == "clear"
             )
         except Unavailable:  # of the memory it is forgotten
             self._responses.forget(forget_filter)
@@ -79,10 +83,6 @@ def _forget_filter(body: Any) -> ForgetFilter:
     # "key": null is what the report says of conversations without one.
     session, key = (short_id(named.get(name)) for name in _FILTER_FIELDS)
     return ForgetFilter(session, key, any_key="key" not in body)
-
-
-def _model(request: Request) -> str | None:
-    return next(iter(parse_qs(request.query).get("model", [])), None)
 
 
 def _counts(gone: Forgotten) -> dict[str, int]:

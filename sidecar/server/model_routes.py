@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 from sidecar.core.errors import BadRequest, ModelNotFound, NotFound, SidecarError
 from sidecar.core.events import Idle, Usage
@@ -15,6 +15,7 @@ from sidecar.residents.capability_record import CapabilityRecord
 from sidecar.residents.detection import TEXT_KINDS
 from sidecar.residents.model_settings import check_setting
 from sidecar.residents.model_state import ModelView
+from sidecar.server import query
 from sidecar.server.http_messages import (
     Endpoint,
     EventStream,
@@ -34,7 +35,6 @@ _SETTINGS = (
 )  # fmt: skip
 _MAY_BE_UNSET = ("draft_model", "adapter_path")
 _OF_CHATS = ("supports_function_calling", "supports_reasoning")
-_TRUE = ("1", "true", "yes")
 
 
 class ModelRoutes:
@@ -104,6 +104,8 @@ class ModelRoutes:
 
     def rescan(self, request: Request) -> Response:
         """POST /admin/models/rescan."""
+        query.require_no_body(request)
+        query.given(request, ())
         entries = self._models.rescan()
         return json_response({"models": [entry.as_dict() for entry in entries]})
 
@@ -118,11 +120,14 @@ class ModelRoutes:
         return endpoint
 
     def _load(self, request: Request) -> Response:
-        entry = self._models.load(_name(request), pin=_asks(request, "pin"))
+        query.require_no_body(request, "?pin=true pins it")
+        entry = self._models.load(_name(request), pin=query.flag(request, "pin"))
         return json_response(entry.as_dict())
 
     def _unload(self, request: Request) -> Response:
-        freed = self._models.unload(_name(request), force=_asks(request, "force"))
+        query.require_no_body(request, "?force=true does not wait")
+        force = query.flag(request, "force")
+        freed = self._models.unload(_name(request), force=force)
         return json_response({"freed_bytes": freed})
 
     def _change(self, request: Request) -> Response:
@@ -197,10 +202,6 @@ def _name(request: Request) -> str:
     if not name:
         raise NotFound("no such path")
     return name
-
-
-def _asks(request: Request, flag: str) -> bool:
-    return bool(set(parse_qs(request.query).get(flag, [])) & set(_TRUE))
 
 
 class _StepEvents:

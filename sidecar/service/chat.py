@@ -15,7 +15,6 @@ from sidecar.core.errors import (
     BadRequest,
     ContextLengthExceeded,
     ModelNotFound,
-    SidecarError,
     TooSlow,
     Unavailable,
 )
@@ -27,7 +26,6 @@ from sidecar.core.warmth import WARM
 from sidecar.engine.adapters.adapter_files import (
     AdapterFiles,
     AdapterFolder,
-    adapter_in,
 )
 from sidecar.engine.job import Forecast
 from sidecar.engine.sampling import Sampling, settle
@@ -418,7 +416,9 @@ class ChatService:
             try:
                 row = leased.enter_context(resident.engine.adapters.leased(files))
             except BadRequest as error:
-                raise _own_fault(request, resident, error) from None
+                if request.options.adapter:
+                    raise
+                raise resident.broken_adapter(error) from None
             yield ReadWith(files.digest, row)
 
     def _adapter_files(
@@ -427,12 +427,7 @@ class ChatService:
         """The adapter that a request names, else its model's own; None: neither."""
         if name := request.options.adapter:
             return self._adapters.find(name)
-        if (own := resident.adapter_folder) is None:
-            return None
-        try:
-            return adapter_in(own, "model")
-        except BadRequest as error:
-            raise _own_fault(request, resident, error) from None
+        return resident.own_adapter()
 
     def _sampling(
         self, resident: Resident, request: ChatRequest | CompletionRequest
@@ -524,18 +519,6 @@ def _ended(
         receipt.ttft_s,
         round(receipt.seconds, 3),
         warmth,
-    )
-
-
-def _own_fault(
-    request: ChatRequest | CompletionRequest, resident: Resident, error: BadRequest
-) -> SidecarError:
-    """An adapter that its client has not named cannot be served: not its fault."""
-    if request.options.adapter:
-        return error
-    return Unavailable(
-        f"the adapter_path of {resident.name} cannot be used: {error.message}",
-        retry_after_s=30,
     )
 
 

@@ -257,6 +257,26 @@ def test_a_batch_stores_no_responses(batches: Batches) -> None:
         client.responses.retrieve(found["line-0"]["response"]["body"]["id"])
 
 
+def test_no_endpoint_of_a_batch_stores_and_what_is_ignored_is_named(
+    batches: Batches,
+) -> None:
+    client, url = batches.client(), "/v1/chat/completions"
+    talk = [{"role": "user", "content": "Hi"}]
+    more = ({"store": True}, {"bogus": 1, "store": False}, {})
+    lines = [
+        {"custom_id": f"line-{n}", "method": "POST", "url": url,
+         "body": {"model": "local", "messages": talk, "max_tokens": 1, **fields}}
+        for n, fields in enumerate(more)
+    ]  # fmt: skip
+    done = ended(client, begun(client, written(lines), url).id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (2, 1)
+    refused = read(client.files.content(done.error_file_id).read())["line-0"]
+    assert refused["response"]["body"]["error"]["param"] == "store"
+    found = read(client.files.content(done.output_file_id).read())
+    assert "bogus" in found["line-1"]["response"]["ignored"]
+    assert "ignored" not in found["line-2"]["response"]
+
+
 def test_a_file_may_begin_with_the_mark_of_an_editor(batches: Batches) -> None:
     client = batches.client()
     data = b"\xef\xbb\xbf" + written([chat_line("a", "Say it.")])

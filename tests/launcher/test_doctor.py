@@ -226,6 +226,9 @@ FAULTS = {
     "value out of range": Fault(
         _setting("MAX_KV_SIZE", "7"), "MAX_KV_SIZE must be", _without("MAX_KV_SIZE"),
         "correct MAX_KV_SIZE"),
+    "unknown kind of value": Fault(
+        _setting("CACHE_PIN_POLICY", '{"nosuchkind": "stop"}'), "must be a known kind",
+        _without("CACHE_PIN_POLICY"), "correct CACHE_PIN_POLICY"),
     "launcher's value": Fault(
         _setting("DRAIN_TIMEOUT_SECONDS", "x"), "DRAIN_TIMEOUT_SECONDS must be",
         _without("DRAIN_TIMEOUT_SECONDS"), "correct it in"),
@@ -377,6 +380,53 @@ def test_a_strangers_process_is_not_ended(machine: Machine) -> None:
         other.kill()
         other.wait()
         file.close()
+
+
+def test_a_pid_file_that_a_full_disk_left_is_no_fault(machine: Machine) -> None:
+    """Nothing stands in it: the port is a stranger's."""
+    file = PidFile(machine.home / "cache" / "run" / f"sidecar-{machine.port}.pid")
+    file.path.write_bytes(b"garbage\xff\n")
+    with _listening(machine.port):
+        (found,) = faults(machine.examine())
+    file.close()
+    assert "is held by" in found["found"]
+
+
+def test_a_frozen_server_is_no_running_one(machine: Machine) -> None:
+    """Its launcher lives, and it takes connections."""
+    code = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', "
+        f"{machine.port})); print(flush=True); time.sleep(600)"
+    )
+    file = PidFile(machine.home / "cache" / "run" / f"sidecar-{machine.port}.pid")
+    command = [sys.executable, "-c", code, "sidecar"]
+    frozen = subprocess.Popen(command, stdout=subprocess.PIPE)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)", "litellm_mlx"]
+    launcher = subprocess.Popen(sleep)
+    try:
+        assert frozen.stdout is not None
+        frozen.stdout.readline()
+        file.path.write_text(f"{frozen.pid}\n{launcher.pid}\n")
+        found = faults(machine.examine())
+    finally:
+        for process in (frozen, launcher):
+            process.kill()
+            process.communicate()
+        file.close()
+    said = {one["found"]: one["mend"] for one in found}
+    (mend,) = [said[one] for one in said if "does not answer within" in one]
+    assert "litellm-mlx stop" in mend
+    assert any("litellm does not listen" in one for one in said)
+
+
+def test_a_key_that_the_running_server_does_not_know(machine: Machine) -> None:
+    machine.lines["MLX_API_KEY"] = "not-its-key"
+    machine.write_env()
+    settings = {"MLX_PORT": str(machine.port), "MLX_API_KEY": "its-key"}
+    with running_sidecar(settings):
+        found = faults(machine.examine())
+    (wrong,) = [one for one in found if one["group"] == "keys"]
+    assert "MLX_API_KEY is not the key" in wrong["found"]
 
 
 def test_what_can_be_mended_is(machine: Machine) -> None:

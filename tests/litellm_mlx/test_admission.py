@@ -48,6 +48,17 @@ def test_pages_of_other_origins_stay_out(
         assert kind_of(policy, path, **key, **headers) == "forbidden"
 
 
+def test_a_chosen_page_may_ask_whether_it_may_ask() -> None:
+    """A browser gives no key then; what it asks for afterwards needs one."""
+    page = "http://webui.lan:3000"
+    policy = AdmissionPolicy("sk-mine", origins=(page,))
+    asks = {"access_control_request_method": "POST"}
+    assert kind_of(policy, method="OPTIONS", origin=page, **asks) is None
+    assert kind_of(policy, method="OPTIONS", origin="http://x", **asks) == "forbidden"
+    assert kind_of(policy, method="OPTIONS", origin=page) == "unauthorized"
+    assert kind_of(policy, method="POST", origin=page, **asks) == "unauthorized"
+
+
 def test_programs_own_pages_and_chosen_origins_come_in() -> None:
     assert kind_of(KEYLESS) is None
     assert kind_of(KEYLESS, origin="http://127.0.0.1:4000") is None

@@ -22,6 +22,7 @@ from litellm_mlx.launcher.settings import Address, LaunchSettings
 _TIMEOUT_S = 3.0
 _MIN_TOKENS = 10_000  # before a rate says something
 _LOW_RATE = 0.5
+_REFUSED = (401, 403)
 
 
 def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
@@ -29,14 +30,17 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
     wanted = [("sidecar", settings.sidecar, "--port")]
     if settings.proxy is not None:
         wanted.append(("litellm", settings.proxy, "--proxy-port"))
+    running, silent = [], []
     for name, address, flag in wanted:
         if not is_port_taken(address):
+            silent.append((name, address))
             continue
         holder = find_holder(address.port)
         file = settings.run_dir / f"{name}-{address.port}.pid"
         launcher, pid, is_ours = _recorded(name, address, file, holder)
         is_led = launcher is not None and "litellm" in command_of(launcher)
         if is_ours and is_led:
+            running.append(name)
             text = f"{name} of this project runs on {address.port}"
             yield Finding("ports", "ok", text)
         elif is_ours and pid is not None:
@@ -50,6 +54,20 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
             text = f"port {address.port}, wanted for {name}, is held by {holder}"
             mend = f"stop it, or start with {flag} {_other(address)}"
             yield Finding("ports", "bad", text, mend)
+
+    for name, address in silent if running else ():
+        text = f"{running[0]} runs, and {name} does not listen on {address.port}"
+        mend = "wait for its start; litellm-mlx logs says why, if it does not come"
+        yield Finding("ports", "warn", text, mend)
+
+
+def _is_led(name: str, address: Address, settings: LaunchSettings) -> bool:
+    """Whether a server of ours, whose launcher lives, holds a port."""
+    if not is_port_taken(address):
+        return False
+    file = settings.run_dir / f"{name}-{address.port}.pid"
+    launcher, _, is_ours = _recorded(name, address, file, find_holder(address.port))
+    return is_ours and launcher is not None and "litellm" in command_of(launcher)
 
 
 def _recorded(
@@ -74,21 +92,58 @@ def _other(address: Address) -> int:
 
 
 def check_running(settings: LaunchSettings) -> Iterator[Finding]:
-    """Self-tests, and what reuse has cost, of a sidecar that runs."""
+    """Keys, self-tests, and what reuse has cost, of servers that run."""
+    yield from _of_litellm(settings)
     key = settings.admin_token or settings.api_key
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = f"{settings.sidecar.url}/admin/state"
     try:
-        with httpx.Client(trust_env=False, timeout=_TIMEOUT_S) as client:
-            answer = client.get(url, headers=headers)
-            answer.raise_for_status()
-            state = answer.json()
+        answer = _asked(url, key)
+        if answer.status_code in _REFUSED:
+            name = "ADMIN_TOKEN" if settings.admin_token else "MLX_API_KEY"
+            yield _wrong_key("sidecar", settings.sidecar, name)
+        answer.raise_for_status()
+        state = answer.json()
+    except httpx.TimeoutException:
+        if _is_led("sidecar", settings.sidecar, settings):
+            yield _frozen("sidecar", settings.sidecar)
+        return
     except (httpx.HTTPError, ValueError):
         return
     if not isinstance(state, dict) or "savings" not in state:
         return
     yield from _self_tests(state)
     yield from _reuse(state)
+
+
+def _of_litellm(settings: LaunchSettings) -> Iterator[Finding]:
+    address = settings.proxy
+    if address is None or not _is_led("litellm", address, settings):
+        return
+    try:
+        answer = _asked(f"{address.url}/v1/models", settings.master_key)
+    except httpx.TimeoutException:
+        yield _frozen("litellm", address)
+        return
+    except httpx.HTTPError:
+        return
+    if answer.status_code in _REFUSED:
+        yield _wrong_key("litellm", address, "LITELLM_MASTER_KEY")
+
+
+def _asked(url: str, key: str | None) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with httpx.Client(trust_env=False, timeout=_TIMEOUT_S) as client:
+        return client.get(url, headers=headers)
+
+
+def _wrong_key(name: str, address: Address, setting: str) -> Finding:
+    text = f"{setting} is not the key of the {name} that runs on {address.port}"
+    return Finding("keys", "bad", text, "correct it in .env, or start again")
+
+
+def _frozen(name: str, address: Address) -> Finding:
+    text = f"{name} on {address.port} does not answer within {_TIMEOUT_S:g} s"
+    return Finding("ports", "bad", text, "litellm-mlx stop, then start again")
 
 
 def _self_tests(state: dict[str, Any]) -> Iterator[Finding]:

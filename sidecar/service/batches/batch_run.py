@@ -2,6 +2,7 @@
 
 import secrets
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from sidecar.service.batches.batch import Batch
@@ -85,17 +86,15 @@ class BatchRun:
         self.num_begun -= 1
         self._waiting.appendleft(line)
 
-    def answered(
-        self, line: BatchLine, request_id: str, status: int, body: Any
-    ) -> None:
+    def answered(self, line: BatchLine, response: Mapping[str, Any]) -> None:
         """
         Keep an answer; it is on the disk itself when this returns.
 
         Raises:
             OSError: it cannot be written, and the request is to be given back.
         """
-        response = {"status_code": status, "request_id": request_id, "body": body}
-        file = self._good if status == _OK else self._bad
+        is_good = response["status_code"] == _OK
+        file = self._good if is_good else self._bad
         file.append([_line(line, response, None)])
         self.num_begun -= 1
         self._count()

@@ -52,10 +52,16 @@ class BatchCall:
 
 @dataclass(frozen=True, slots=True)
 class BatchReply:
-    """What came of a call: a status of HTTP, and a body."""
+    """
+    What came of a call.
+
+    Args:
+        status: of HTTP. ignored: the fields that had no effect; "": none.
+    """
 
     status: int
     body: Any
+    ignored: str = ""
 
 
 @dataclass(eq=False)
@@ -313,8 +319,18 @@ class BatchRunner:
             run.put_off(line, now + pause_s)
             return
         try:
-            run.answered(line, begun.call.request_id, reply.status, reply.body)
+            run.answered(line, _response(begun.call.request_id, reply))
         except OSError as error:
             logger.warning("an answer of %s cannot be kept: %s", run.batch.id, error)
             run.not_before = time.monotonic() + _LONGEST_PAUSE_S
             run.give_back(line)
+
+
+def _response(request_id: str, reply: BatchReply) -> dict[str, Any]:
+    """As a batch's file has it."""
+    found = {
+        "status_code": reply.status,
+        "request_id": request_id,
+        "body": reply.body,
+    }
+    return {**found, "ignored": reply.ignored} if reply.ignored else found
