@@ -4,8 +4,10 @@ import contextlib
 import http.server
 import io
 import logging
+import os
 import socket
 import time
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -58,6 +60,59 @@ _LEFT = 499  # the client did, before all was written
 _CORS_HEADERS = "Authorization, Content-Type, X-API-Key, X-Request-ID"
 
 
+_MAX_JOINED = 1 << 16  # bytes: what is larger is not copied for it
+
+
+class EagerWriter(io.RawIOBase):
+    """
+    What is sent over a connection.
+
+    Python waits until a socket with a deadline can be written to before it writes. Each
+    wait lets go of the interpreter, and to get it back beside running streams takes
+    longer than to write: so this one writes first, and waits where that is refused.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+        self._held: list[bytes] | None = None
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """
+        Send all of it.
+
+        Raises:
+            OSError: the client is gone, or does not read within its deadline.
+        """
+        if self._held is not None:
+            self._held.append(bytes(data))
+            return len(data)
+        try:
+            num_sent = os.write(self._connection.fileno(), data)
+        except BlockingIOError:
+            num_sent = 0
+        if num_sent < len(data):
+            self._connection.sendall(memoryview(data)[num_sent:])
+        return len(data)
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Send what is written within in one piece if it is small; else as it is."""
+        self._held = []
+        try:
+            yield
+            held, self._held = self._held, None
+            is_small = sum(map(len, held)) <= _MAX_JOINED
+            for piece in [b"".join(held)] if is_small else held:
+                self.write(piece)
+        finally:
+            self._held = None
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """One connection."""
 
@@ -67,6 +122,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     sys_version = ""
     server: Listener
     rfile: Any
+    wfile: Any
     raw_requestline: bytes
 
     def setup(self) -> None:
@@ -76,6 +132,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._reader = DeadlineReader(self.connection)
         self._stream: io.BufferedReader = io.BufferedReader(self._reader, 1 << 16)
         self.rfile = self._stream
+        self.wfile = EagerWriter(self.connection)
         self._forget_last_request()
 
     def handle_one_request(self) -> None:
@@ -276,11 +333,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.places.end(self.connection)  # its place is free for others
 
     def _write(self, response: Response) -> None:
-        self._send_head(
-            response.status, response.content_type, response.headers, response.body
-        )
-        if self.command != "HEAD":
-            self.wfile.write(response.body)
+        with self.wfile.joined():
+            self._send_head(
+                response.status, response.content_type, response.headers, response.body
+            )
+            if self.command != "HEAD":
+                self.wfile.write(response.body)
         self._count(response.status)
 
     def _send_head(
