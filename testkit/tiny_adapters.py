@@ -24,13 +24,19 @@ def make_adapter(
     num_layers: int = -1,
     scale: float = 20.0,
     base: str | None = None,
+    kind: str = "lora",
 ) -> Path:
-    """Write an adapter that changes what a model says; GPU thread only."""
+    """
+    Write an adapter that changes what a model says; GPU thread only.
+
+    Args:
+        kind: `lora` or `dora`.
+    """
     network: Any = load_model(model)[0]
     network.freeze()
     count = num_layers if num_layers >= 0 else len(network.layers)
     parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": list(keys)}
-    linear_to_lora_layers(network, count, parameters)
+    linear_to_lora_layers(network, count, parameters, use_dora=kind == "dora")
     mx.random.seed(seed)
     trained = {
         name: mx.random.normal(array.shape) * 0.2
@@ -40,7 +46,7 @@ def make_adapter(
     out.mkdir(parents=True)
     mx.save_safetensors(str(out / "adapters.safetensors"), trained)
     config = {
-        "fine_tune_type": "lora",
+        "fine_tune_type": kind,
         "num_layers": count,
         "lora_parameters": parameters,
         "model": str(model) if base is None else base,

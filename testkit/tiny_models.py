@@ -154,9 +154,23 @@ def _capped(vocab: int, layers: int, hidden: int) -> dict[str, Any]:
     }
 
 
+def _experts(vocab: int, layers: int, hidden: int) -> dict[str, Any]:
+    return {
+        **_dense(vocab, layers, hidden),
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": hidden,
+        "norm_topk_prob": True,
+    }
+
+
 _CONFIGS = {
     "dense": _dense,
     "hybrid": _hybrid,
     "sliding": _sliding,
     "capped": _capped,
+    "experts": _experts,
 }

@@ -122,6 +122,20 @@ class Resident:
         except BadRequest as error:
             raise self.broken_adapter(error) from None
 
+    def require_bare(self) -> None:
+        """
+        Refuse a named adapter where the model has one as part of it.
+
+        Raises:
+            BadRequest: it has.
+        """
+        if applied := self.engine.model.applied:
+            raise BadRequest(
+                f"adapter must be left out: {self.name} is read with {applied}, which "
+                "is part of it",
+                param="adapter",
+            )
+
     def broken_adapter(self, error: BadRequest) -> Unavailable:
         """What a client is told that has not named the adapter: the fault is ours."""
         return Unavailable(

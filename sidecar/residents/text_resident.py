@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 from sidecar.config.settings import CacheConfig, Config
 from sidecar.core.conversation import ForgetFilter
 from sidecar.core.errors import BadRequest, ModelLoadFailed, SidecarError
-from sidecar.engine.adapters.adapter_files import adapter_in
+from sidecar.core.format_bytes import format_bytes
+from sidecar.engine.adapters.adapter_files import CONFIG, WEIGHTS, adapter_in
 from sidecar.engine.gpu_thread import load_thread
+from sidecar.engine.loading.applied_adapter import applied, is_for_a_model
 from sidecar.engine.loading.checkpoint_files import memory_limit, read_config
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import (
@@ -80,12 +82,14 @@ class TextLoader:
             ModelLoadFailed: with the reason.
         """
         shared, started = self._shared, time.monotonic()
-        adapter_folder = _adapter_folder(spec)
+        own = _adapter_folder(spec)
         tell("download_progress")
         source = self._find(spec)
         tell("weights_loading")
         draft = find_draft(spec, self._config, shared)
         model = self._read(source, spec, tell)
+        if own is not None and is_for_a_model(own):
+            model, own = self._applied(model, own, spec), None
         if draft is not None:
             model = with_draft(model, draft, spec, self._config, shared.gpu)
         shared.gpu.call(shared.process.sample)  # which sees the weights from here on
@@ -100,8 +104,8 @@ class TextLoader:
             engine.check_splitter()
             tell("selftest")
             self._prove(engine, kept, known, key)
-            _try_adapter(engine, adapter_folder, spec)
-            resident = self._resident_of(engine, kept, model, adapter_folder)
+            _try_adapter(engine, own, spec)
+            resident = self._resident_of(engine, kept, model, own)
             shared.gpu.call(shared.process.sample)
             shared.gpu.call(shared.process.count_buffers)
         except BaseException:
@@ -132,6 +136,25 @@ class TextLoader:
             model = self._read_as(source, spec, None, tell)
             why = error.message.rpartition(": ")[2]
             return replace(model, no_vision_reason=f"{BLIND_HERE}: {why}")
+
+    def _applied(
+        self, model: LoadedModel, folder: Path, spec: ModelSpec
+    ) -> LoadedModel:
+        """The model with an adapter as part of it."""
+        gpu, process = self._shared.gpu, self._shared.process
+        gpu.call(process.let_go_idle)
+        needed = (folder / WEIGHTS).stat().st_size
+        if needed > process.free_bytes:
+            gpu.call(model.release)
+            left = format_bytes(process.free_bytes)
+            why = f"it needs {format_bytes(needed)}, and {left} are left"
+            raise _no_adapter(spec, why)
+        try:
+            return gpu.call(lambda: applied(model, folder))
+        except Exception as error:  # noqa: BLE001 - whatever a library raises
+            why = _said_by(error, folder)
+        gpu.call(model.release)
+        raise _no_adapter(spec, why)  # not within: it would keep the model
 
     def _read_as(
         self,
@@ -342,9 +365,14 @@ def _adapter_folder(spec: ModelSpec) -> Path | None:
         return None
     folder = Path(spec.adapter_path).expanduser()
     try:
-        adapter_in(folder)
+        if not is_for_a_model(folder):
+            adapter_in(folder)
     except BadRequest as error:
         raise _no_adapter(spec, error.message) from None
+    except OSError as error:
+        raise _no_adapter(spec, f"{error.strerror}: {CONFIG}") from None
+    except (ValueError, RecursionError) as error:
+        raise _no_adapter(spec, str(error)) from None
     return folder
 
 
@@ -363,6 +391,13 @@ def _try_adapter(engine: TextEngine, folder: Path | None, spec: ModelSpec) -> No
     except SidecarError as error:
         why = error.message
     raise _no_adapter(spec, why)  # not within: it would keep the model
+
+
+def _said_by(error: Exception, folder: Path) -> str:
+    """What a library says of an adapter, without a path of this machine."""
+    if isinstance(error, KeyError):
+        return f"{CONFIG} lacks {error}"
+    return str(error).replace(str(folder), folder.name)[:300]
 
 
 def _no_adapter(spec: ModelSpec, why: str) -> ModelLoadFailed:

@@ -426,6 +426,7 @@ class ChatService:
     ) -> AdapterFiles | None:
         """The adapter that a request names, else its model's own; None: neither."""
         if name := request.options.adapter:
+            resident.require_bare()
             return self._adapters.find(name)
         return resident.own_adapter()
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ class AdapterFolder:
             folder = (self.root or Path()) / name
             with contextlib.suppress(OSError, ValueError, RecursionError):
                 _stat_of(folder / WEIGHTS)
-                found[name] = _described(folder).base
+                found[name] = described(folder).base
         return found
 
     def find(self, name: str, param: str = "adapter") -> AdapterFiles:
@@ -137,21 +137,21 @@ def read_adapter(folder: Path) -> AdapterFiles:
     Raises:
         OSError, ValueError: it is none that can be served in a bank; says why.
     """
-    described, found_stat = _described(folder), _stat_of(folder / WEIGHTS)
+    config, found_stat = described(folder), _stat_of(folder / WEIGHTS)
     # A copied file may have the times of the one that it replaced, but for the last.
     key = (found_stat.st_ino, found_stat.st_mtime_ns, found_stat.st_ctime_ns)
     digest = _digest(
         folder / WEIGHTS,
-        described.rank,
-        described.scale,
+        config.rank,
+        config.scale,
         (*key, found_stat.st_size),
     )
     return AdapterFiles(
         folder.name,
         folder,
-        described.base,
-        described.rank,
-        described.scale,
+        config.base,
+        config.rank,
+        config.scale,
         digest,
         found_stat.st_size,
     )
@@ -159,29 +159,42 @@ def read_adapter(folder: Path) -> AdapterFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What an adapter's configuration says."""
+    """What an adapter's configuration says; a full fine-tuning has no rank."""
 
+    kind: str
     base: str
     rank: int
     scale: float
 
 
-def _described(folder: Path) -> _Described:
+def described(folder: Path, kinds: Sequence[str] = ("lora",)) -> _Described:
+    """
+    Read an adapter's configuration.
+
+    Raises:
+        OSError, ValueError: it is none of these kinds, or says what cannot be.
+    """
     _stat_of(folder / CONFIG)  # a pipe would be waited for
     with (folder / CONFIG).open("rb") as file:
         config = json.loads(file.read(_MAX_CONFIG_BYTES))
     if not isinstance(config, dict):
         raise ValueError(f"{CONFIG} is no object")
     kind = config.get("fine_tune_type", "lora")
-    if kind != "lora":
-        raise ValueError(f"it is of the type {str(kind)[:20]}, and lora is served")
+    if kind not in kinds:
+        raise ValueError(
+            f"it is of the type {str(kind)[:20]}, and by a name lora is served: as the "
+            "adapter_path of a model it may be dora or full"
+        )
+    base = config.get("model")
+    base = base if isinstance(base, str) else ""
+    if kind == "full":
+        return _Described(kind, base, 0, 1.0)
     found = config.get("lora_parameters")
     parameters: dict[str, Any] = found if isinstance(found, dict) else {}
     rank = parameters.get("rank")
     if type(rank) is not int or not 1 <= rank <= 4096:
         raise ValueError("lora_parameters.rank must be 1..4096")
-    scale, base = _checked_scale(parameters.get("scale")), config.get("model")
-    return _Described(base if isinstance(base, str) else "", rank, scale)
+    return _Described(kind, base, rank, _checked_scale(parameters.get("scale")))
 
 
 def _stat_of(file: Path) -> os.stat_result:

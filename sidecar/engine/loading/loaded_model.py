@@ -36,6 +36,7 @@ class LoadedModel:
         no_vision_reason: why it does not although it was made to; "": it was not.
         adapters: what its rows may be read with besides.
         draft: a small model that drafts its answers (DRAFT_MODEL).
+        applied: the name of an adapter that is part of it; "": none is.
     """
 
     name: str
@@ -55,6 +56,7 @@ class LoadedModel:
     no_vision_reason: str = ""
     adapters: AdapterBank = field(default_factory=AdapterBank)
     draft: "LoadedModel | None" = None
+    applied: str = ""
 
     @property
     def all_bytes(self) -> int:

@@ -1,0 +1,73 @@
+"""
+An adapter that becomes part of its model: of a kind that no bank can hold.
+
+DoRA scales what it changes, the matrices of experts are one for each expert, and a full
+fine-tuning replaces weights. A model that has read one is another model: its KV, turns
+and slots have a key of their own. mlx-lm's own loader reads it.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from sidecar.engine.adapters.adapter_files import CONFIG, WEIGHTS, described
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.loading.safetensors_header import read_entries
+from sidecar.engine.loading.weights import weights_nbytes
+
+_KINDS = ("lora", "dora", "full")
+
+
+def is_for_a_model(folder: Path) -> bool:
+    """
+    Whether a folder's adapter cannot be a row of a bank.
+
+    Raises:
+        OSError, ValueError: it cannot be served at all; says why.
+    """
+    if described(folder, _KINDS).kind != "lora":
+        return True
+    shapes = (entry.get("shape") for entry in read_entries(folder / WEIGHTS).values())
+    return any(isinstance(shape, list) and len(shape) > 2 for shape in shapes)
+
+
+def applied(model: LoadedModel, folder: Path) -> LoadedModel:
+    """
+    The model with an adapter as part of it; GPU thread only.
+
+    Raises:
+        ValueError, KeyError, OSError: it does not fit; the model is to be let go.
+    """
+    from mlx_lm.tuner.utils import load_adapters  # 30 ms that few starts need
+
+    network: Any = model.model
+    if not hasattr(network, "layers"):  # as mlx-vlm has read it
+        network = network.language_model
+    load_adapters(network, str(folder))
+    network.eval()
+    if not all(
+        bool(mx.isfinite(array).all().item())
+        for name, array in tree_flatten(network.parameters())
+        if name.endswith((".lora_a", ".lora_b", ".m"))
+    ):
+        raise ValueError("the adapter's weights are no numbers")
+    mx.eval(network.parameters())
+    return replace(
+        model,
+        key=f"{model.key}+{_digest(folder)}",
+        num_bytes=weights_nbytes(model.model),
+        applied=folder.name,
+    )
+
+
+def _digest(folder: Path) -> str:
+    """Of what it is, not of when it was written."""
+    found = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        with (folder / name).open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()[:16]
