@@ -196,8 +196,15 @@ def test_lists(env_file: Path) -> None:
         ("PROMPT_CACHE_MAX_BYTES", "inf%", "bytes, a size such as 64GB"),
         ("PROMPT_CACHE_MAX_BYTES", "200%", "bytes, a size such as 64GB"),
         ("PROMPT_CACHE_MAX_BYTES", "1e999GB", "bytes, a size such as 64GB"),
-        ("ALLOWED_HOSTS", "[1", "a comma list or a JSON list of strings"),
-        ("ALLOWED_HOSTS", "[1]", "a comma list or a JSON list of strings"),
+        ("AVAILABLE_MODELS", "[1", "a comma list or a JSON list of strings"),
+        ("AVAILABLE_MODELS", "[1]", "a comma list or a JSON list of strings"),
+        ("ALLOWED_HOSTS", "*", "host names without a port, no *"),
+        ("ALLOWED_HOSTS", "[1]", "host names without a port, no *"),
+        ("ALLOWED_HOSTS", "a b", "host names without a port, no *"),
+        ("ALLOWED_HOSTS", "chat.example:80", "host names without a port, no *"),
+        ("CORS_ALLOW_ORIGINS", "*", "origins such as https://chat.example"),
+        ("CORS_ALLOW_ORIGINS", "chat.example", "origins such as https://chat.example"),
+        ("CORS_ALLOW_ORIGINS", "https://a/", "origins such as https://chat.example"),
     ],
 )
 def test_a_bad_value_names_variable_and_range(

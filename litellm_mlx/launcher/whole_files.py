@@ -11,7 +11,16 @@ def replace_file(path: Path, data: bytes, mode: int) -> None:
 
     Args:
         mode: its permissions, e.g. 0o600.
+    Raises:
+        OSError: it cannot be written; names it.
     """
+    try:
+        _replace(path, data, mode)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:

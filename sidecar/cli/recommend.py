@@ -88,7 +88,9 @@ def main(argv: list[str]) -> int:
     if options.json:
         sys.stdout.write(f"{json.dumps([asdict(fit) for fit in fits])}\n")
     else:
-        _show(fits, [fit for fit in found if fit.is_here and not fit.is_enough], limit)
+        small = [fit for fit in found if fit.is_here and not fit.is_enough]
+        was_asked = not (fault or options.offline)
+        _show(fits, small, limit, was_asked=was_asked)
     return 0 if fits else 1
 
 
@@ -159,10 +161,13 @@ def _fit(
     return Fit(model, weight_bytes, kv.per_token, context, is_here)
 
 
-def _show(fits: Sequence[Fit], others: Sequence[Fit], limit: int) -> None:
+def _show(
+    fits: Sequence[Fit], others: Sequence[Fit], limit: int, *, was_asked: bool
+) -> None:
     lines = [f"{format_bytes(limit)} may be used (MAX_PROCESS_MEMORY)."]
     if not fits:
-        lines.append(f"No model is known that fits with {_CONTEXT:,} tokens.")
+        known = "is known that" if was_asked else "of this machine"
+        lines.append(f"No model {known} fits with {_CONTEXT:,} tokens.")
     shown = [fit for n, fit in enumerate(fits) if n < _NUM_SHOWN or fit.is_here]
     lines += [_line(fit, "  here" if fit.is_here else "") for fit in shown]
     lines += [_line(fit, "  here, too little for an agent") for fit in others]

@@ -28,11 +28,13 @@ from sidecar.config.sources import (
 from sidecar.config.values import (
     boolean,
     choice,
+    hosts,
     hub_or_folder,
     integer,
     model,
     names,
     number,
+    origins,
     place,
     places,
     plain,
@@ -108,10 +110,10 @@ class ServerConfig:
     admin_token: str | None = setting(None, "ADMIN_TOKEN", plain,
         "A key for /admin alone.", "MLX_SERVER_ADMIN_TOKEN",
         shown="/admin is open to this machine alone")
-    cors_allow_origins: tuple[str, ...] = setting((), "CORS_ALLOW_ORIGINS", words,
+    cors_allow_origins: tuple[str, ...] = setting((), "CORS_ALLOW_ORIGINS", origins,
         "Origins of web pages that are let in, on both ports; LiteLLM's reads them "
         "at its start.", shown="none")
-    allowed_hosts: tuple[str, ...] = setting((), "ALLOWED_HOSTS", words,
+    allowed_hosts: tuple[str, ...] = setting((), "ALLOWED_HOSTS", hosts,
         "Host names that are let in, on both ports; LiteLLM's reads them at its "
         "start.", shown="this machine's own")
     batches: str | None = setting(None, "BATCH_DIR", place,

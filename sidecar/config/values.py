@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +112,17 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,*?#@]+|null", re.IGNORECASE)
+_HOST_NAME = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]", re.IGNORECASE)
+
+
+def _each(text: str, form: re.Pattern[str]) -> tuple[str, ...]:
+    found = _words(text)
+    if not all(form.fullmatch(word) for word in found):
+        raise ValueError
+    return found
+
+
 def _policy(text: str) -> dict[str, str]:
     value = json.loads(text)
     if not isinstance(value, dict) or not all(
@@ -143,5 +155,13 @@ boolean = ValueType("true or false", _boolean)
 size = ValueType("bytes, a size such as 64GB, or a share such as 80%", _size)
 wired = ValueType("off, weights, or a size such as 8GB", _wired)
 words = ValueType("a comma list or a JSON list of strings", _words)
+origins = ValueType(
+    "origins such as https://chat.example, no *: a comma list or a JSON list",
+    lambda text: _each(text, _ORIGIN),
+)
+hosts = ValueType(
+    "host names without a port, no *: a comma list or a JSON list",
+    lambda text: _each(text, _HOST_NAME),
+)
 names = ValueType("a JSON object, name -> name", _policy)
 policy = ValueType("a JSON object, kind -> stop, pin or restate", _policy)

@@ -79,7 +79,7 @@ def _budget(body: dict[str, Any]) -> int | None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadRequest(
-                f"{path} must be a number of tokens, at least 1", param=path
+                f"{path} must be a whole number of tokens, at least 1", param=path
             )
         return value
     return None
@@ -195,6 +195,8 @@ def _adapter(fields: Fields) -> str:
 
 def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:
     """Who asks: the session id by any of its names, the program."""
+    if not isinstance(body.get("metadata") or {}, dict):
+        raise BadRequest("metadata must be an object", param="metadata")
     private = body.get("x_mlx")
     private = private if isinstance(private, dict) else {}
     agent = private.get("user_agent") or user_agent

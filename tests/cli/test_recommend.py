@@ -110,6 +110,7 @@ def test_without_a_hub_it_says_what_is_here(
     ran = recommend(tmp_path, offline)
     assert "HF_HUB_OFFLINE is set" in ran.stderr
     assert "mine  here, too little for an agent" in ran.stdout
+    assert "No model of this machine fits with 64,000 tokens." in ran.stdout
     assert ran.returncode == 1
     quiet = recommend(tmp_path, offline, "--offline")
     assert (quiet.stdout, quiet.stderr) == (ran.stdout, "")

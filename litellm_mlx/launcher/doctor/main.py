@@ -11,8 +11,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from pathlib import Path
 
@@ -78,8 +79,7 @@ def examine(folder: Path, home: Path) -> Iterator[Finding]:
         ("clients", lambda: check_clients(settings, home, _context(settings))),
         ("self-test", lambda: check_running(settings)),
     ]
-    threads = ThreadPoolExecutor(len(checks))
-    begun = [(name, threads.submit(_listed, check)) for name, check in checks]
+    begun = [(name, _begin(check)) for name, check in checks]
     for name, future in begun:
         try:
             yield from future.result(_LIMIT_S)
@@ -87,11 +87,20 @@ def examine(folder: Path, home: Path) -> Iterator[Finding]:
             yield Finding(name, "warn", f"not looked at within {_LIMIT_S:g} s")
         except Exception as error:  # noqa: BLE001 - one check must not hide the others
             yield Finding(name, "warn", f"could not be looked at: {error!r}")
-    threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _listed(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    return list(check())
+def _begin(check: Callable[[], Iterable[Finding]]) -> Future[list[Finding]]:
+    """Begin a check, on a thread that does not keep the command from ending."""
+    future: Future[list[Finding]] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(list(check()))
+        except Exception as error:  # noqa: BLE001 - told as a finding
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _context(settings: LaunchSettings) -> int | None:
