@@ -18,7 +18,7 @@ from litellm_mlx.launcher.settings import (
 )
 from litellm_mlx.settings import Settings, read_settings
 from sidecar.config.names import known_names, unknown_names
-from sidecar.config.reasons import NOT_BUILT, REASONS
+from sidecar.config.reasons import FILE_REASONS, REASONS
 from sidecar.config.settings import Config, LauncherConfig, load_config
 from sidecar.config.sources import spellings
 from tools import write_settings
@@ -280,17 +280,17 @@ def test_a_name_that_does_nothing_says_why(
     assert len(unknown_names(env_file, written)) == 2
 
 
-def test_what_is_not_built_says_so_and_nothing_built_is_among_it(
+def test_a_name_that_others_use_as_well_is_explained_in_a_file_of_ours(
     env_file: Path,
 ) -> None:
-    """In `.env`; in the environment such a name may be another program's."""
-    assert not known_names() & {*NOT_BUILT, *REASONS}
-    env_file.write_text("".join(f"{name}=1\n" for name in NOT_BUILT))
+    """In the environment such a name may be another program's."""
+    assert not known_names() & {*FILE_REASONS, *REASONS}
+    env_file.write_text("".join(f"{name}=1\n" for name in FILE_REASONS))
     found = unknown_names(env_file, {})
-    assert {each.name for each in found} == NOT_BUILT
-    assert all(str(each).endswith("not built yet") for each in found)
+    assert {each.name for each in found} == {*FILE_REASONS}
+    assert all(str(each).endswith(FILE_REASONS[each.name]) for each in found)
     env_file.unlink()
-    assert unknown_names(env_file, dict.fromkeys(NOT_BUILT, "1")) == []
+    assert unknown_names(env_file, dict.fromkeys(FILE_REASONS, "1")) == []
 
 
 def test_an_older_name_of_the_cache_home_acts(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Settings of other servers that are not read here, with the reason for each."""
 
 _ALL_LAYERS = "MLX computes all layers of a model on its device, which is told at start"
+_CHECKPOINTS = (
+    "layers that cannot be cut always have checkpoints, as many as "
+    "SNAPSHOT_STORE_MAX_ENTRIES_PER_SESSION says"
+)
 # Asked for by these very names: looked for in the environment as well.
 REASONS = {
     "PROMPT_CACHE_MAX_ENTRIES_PER_SESSION": (
@@ -42,19 +46,31 @@ REASONS = {
     ),
 }
 
-# Not built yet.
-NOT_BUILT = frozenset(
-    (
-        "HUB_OFFLINE",
-        "PREVENT_SLEEP",
-        "ENABLE_SNAPSHOT_STITCH",
-        "ENABLE_SNAPSHOT_STITCH_VLM",
-        "NUM_DRAFT_TOKENS",
-        "WARMUP_PROMPT",
-        "NATIVE_ROUTES",
-        "RESPONSES_STORE_MAX",
-    )
-)
+# Names that others may use as well: they are told where a file of ours has them.
+FILE_REASONS = {
+    "HUB_OFFLINE": (
+        "the hub's library reads HF_HUB_OFFLINE=1, and is then asked for nothing"
+    ),
+    "PREVENT_SLEEP": (
+        "the system decides when it sleeps; on a Mac start with: caffeinate -i python3 "
+        "install_and_run.py"
+    ),
+    "ENABLE_SNAPSHOT_STITCH": _CHECKPOINTS,
+    "ENABLE_SNAPSHOT_STITCH_VLM": _CHECKPOINTS,
+    "NUM_DRAFT_TOKENS": (
+        "a draft is as long as pays, by what its calls have cost so far; SPECULATION="
+        "off drafts none"
+    ),
+    "WARMUP_PROMPT": "a model is warmed up by shapes, not by words",
+    "NATIVE_ROUTES": (
+        "LiteLLM always passes Messages and Responses bodies on as they are, so that "
+        "nothing of them is lost"
+    ),
+    "RESPONSES_STORE_MAX": (
+        "256 responses of each key are kept for an hour, 64 MiB in all; reuse never "
+        "needs them"
+    ),
+}
 
 
 def reason_of(name: str) -> str | None:
@@ -62,4 +78,4 @@ def reason_of(name: str) -> str | None:
     short = name.removeprefix("MLX_SERVER_").replace("EXO_KV_", "KV_")
     if short in REASONS:
         return REASONS[short]
-    return "not built yet" if short in NOT_BUILT else None
+    return FILE_REASONS.get(short)
