@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SAMPLE_EVERY_S = 1.0
+MAX_COUNTING_S = 1.0  # how long a refusal waits for the memory to be counted anew
 _COUNT_EVERY_S, _COUNT_ALWAYS_AT = 1.0, 0.75  # buffers: of the limit
 _CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
 

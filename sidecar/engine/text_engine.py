@@ -24,7 +24,12 @@ from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.grammar_compiler import GrammarCompiler
 from sidecar.engine.job import Forecast, Job, JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
-from sidecar.engine.process_memory import NOTHING, AdmittedJob, Demand
+from sidecar.engine.process_memory import (
+    MAX_COUNTING_S,
+    NOTHING,
+    AdmittedJob,
+    Demand,
+)
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.scheduler import BatchScheduler
 from sidecar.engine.source_maker import SourceMaker, Texts
@@ -37,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MAX_COUNTING_S = 1.0  # how long a refusal waits for the memory to be counted anew
 _MAX_BY_DEFAULT = 32768  # when neither the request nor the user says
 
 
@@ -205,7 +209,7 @@ class TextEngine:
         except InsufficientMemory:
             process = self.guard.process
             with suppress(TimeoutError):  # what runs now stands in the numbers
-                self._gpu.call(process.let_go_idle, _MAX_COUNTING_S)
+                self._gpu.call(process.let_go_idle, MAX_COUNTING_S)
         self._admission.admit(job, demand)
 
     def drafts(self, prompt: ModelPrompt, n: int) -> bool:

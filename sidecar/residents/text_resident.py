@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.settings import CacheConfig, Config
 from sidecar.core.conversation import ForgetFilter
-from sidecar.core.errors import BadRequest, ModelLoadFailed, SidecarError
+from sidecar.core.errors import BadRequest, ModelLoadFailed
 from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.adapters.adapter_files import CONFIG, WEIGHTS, adapter_in
 from sidecar.engine.gpu_thread import load_thread
@@ -388,7 +388,7 @@ def _try_adapter(engine: TextEngine, folder: Path | None, spec: ModelSpec) -> No
     try:
         with engine.adapters.leased(adapter_in(folder)):
             return
-    except SidecarError as error:
+    except BadRequest as error:
         why = error.message
     raise _no_adapter(spec, why)  # not within: it would keep the model
 

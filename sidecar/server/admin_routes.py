@@ -48,6 +48,7 @@ class AdminRoutes:
 
     def state(self, request: Request) -> Response:
         """GET /admin/state."""
+        query.given(request, ())
         health = self._models.health()
         body: dict[str, Any] = {
             "schema": SCHEMA,
@@ -86,6 +87,7 @@ class AdminRoutes:
 
     def savings(self, request: Request) -> Response:
         """GET /admin/savings."""
+        query.given(request, ())
         return json_response({"schema": SCHEMA, **self._savings.as_dict()})
 
     def logs(self, request: Request) -> Response:
@@ -104,6 +106,7 @@ class AdminRoutes:
 
     def settings(self, request: Request) -> Response:
         """GET /admin/settings."""
+        query.given(request, ())
         return json_response({"schema": SCHEMA, "settings": self._settings.rows()})
 
     def change_settings(self, request: Request) -> Response:
@@ -115,6 +118,7 @@ class AdminRoutes:
 
     def reload(self, request: Request) -> Response:
         """POST /admin/reload-config: the files are read again."""
+        query.given(request, ())
         query.require_no_body(request, "POST /admin/settings takes settings")
         return _changes(self._settings.reload())
 

@@ -57,14 +57,17 @@ class CacheRoutes:
         asked = said.get("disk", "clear")
         if asked not in ("clear", "keep"):
             raise BadRequest("disk must be clear or keep", param="disk")
-        self._history.forget(forget_filter)
+        if said.get("model") == "":
+            raise BadRequest("model must name a model", param="model")
         try:
             gone = self._caches.clear(
                 said.get("model"), forget_filter, on_disk=asked == "clear"
             )
         except Unavailable:  # of the memory it is forgotten
             self._responses.forget(forget_filter)
+            self._history.forget(forget_filter)
             raise
+        self._history.forget(forget_filter)
         return {**_counts(gone), "responses": self._responses.forget(forget_filter)}
 
 

@@ -221,6 +221,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if self.server.audit.covers(self.command):
                 self.server.audit.answered(self._answered(path))
             request_id_var.reset(token)
+            self._error = None  # its frames hold what was asked, and this connection
 
     def _answer(self, path: str, headers: dict[str, str]) -> None:
         self._lower = headers

@@ -90,6 +90,7 @@ class ModelRoutes:
 
     def all(self, request: Request) -> Response:
         """GET /admin/models: those as well that cannot be loaded, and why."""
+        query.given(request, ())
         entries = self._models.all_entries()
         return json_response({"models": [self._described(e) for e in entries]})
 
@@ -99,6 +100,7 @@ class ModelRoutes:
 
     def status(self, request: Request) -> Response:
         """GET /admin/models/status: what is loaded, and where the memory is."""
+        query.given(request, ())
         loaded = [e.as_dict() for e in self._models.all_entries() if e.actual_bytes]
         return json_response({"loaded": loaded, "memory": self._models.memory()})
 

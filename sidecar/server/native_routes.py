@@ -13,6 +13,7 @@ from sidecar.dialects.native import (
     parse_train,
 )
 from sidecar.engine.native.memory_controls import MemoryControls
+from sidecar.server import query
 from sidecar.server.http_messages import (
     Request,
     Response,
@@ -84,6 +85,8 @@ class NativeRoutes:
 
     def clear_memory(self, request: Request) -> Response:
         """POST /native/memory/clear."""
+        query.given(request, ())
+        query.require_no_body(request)
         return json_response({"freed_bytes": self._memory.clear()})
 
     def reset_peak(self, request: Request) -> Response:

@@ -5,6 +5,9 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +18,7 @@ import mlx.core as mx
 import pytest
 
 from sidecar.config.settings import GenerationConfig
-from sidecar.core.errors import BadRequest, Unavailable
+from sidecar.core.errors import BadRequest, InsufficientMemory, Unavailable
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.adapters.adapter_files import AdapterFolder, read_adapter
@@ -508,3 +511,118 @@ def test_idle_adapters_give_way(served: Served) -> None:
         finally:
             process.limit_bytes = limit
         assert engine.adapters.num_loaded == 0
+
+
+def test_refused_over_http_an_adapter_leaves_no_memory(served: Served) -> None:
+    """Not until a garbage collection either: a connection forgets its error."""
+    bad = served.adapters / "dense-spoiled"
+    shutil.copytree(served.adapters / "dense-a", bad)
+    weights = str(bad / "adapters.safetensors")
+
+    def spoil() -> None:
+        arrays: Any = mx.load(weights)
+        more = {"model.x.lora_a": mx.ones((4000, 4)), "model.x.lora_b": mx.ones((4, 9))}
+        mx.save_safetensors(weights, {**arrays, **more})
+
+    served.app.gpu.call(spoil)
+    size = (bad / "adapters.safetensors").stat().st_size
+
+    def refused() -> int:
+        asked = served.ask(model="dense", prompt=PROMPT, adapter="dense-spoiled")
+        assert asked.status_code == 400
+        return int(served.app.gpu.call(mx.get_active_memory))
+
+    refused()
+    gc.disable()
+    try:
+        before = refused()
+        for _ in range(6):
+            after = refused()
+    finally:
+        gc.enable()
+    shutil.rmtree(bad)
+    assert after - before < size
+
+
+@pytest.fixture
+def short(served: Served) -> Iterator[Callable[[int], None]]:
+    """Leaves so many bytes free, an idle adapter of `dense` not among them."""
+    process = served.app.shared.process
+    limit = process.limit_bytes
+    with served.app.pool.lease("dense") as resident:
+        served.app.gpu.call(resident.engine.adapters.let_go_idle)
+    served.tokens("dense", "a", PROMPT)
+
+    def leave(num_bytes: int) -> None:
+        served.app.gpu.call(process.sample)
+        process.limit_bytes += num_bytes - process.free_bytes
+
+    yield leave
+    process.limit_bytes = limit
+
+
+def test_idle_adapters_give_way_to_those_of_another_model(
+    served: Served, short: Callable[[int], None]
+) -> None:
+    with (
+        served.app.pool.lease("dense") as dense,
+        served.app.pool.lease("hybrid") as hybrid,
+    ):
+        served.app.gpu.call(hybrid.engine.adapters.let_go_idle)
+        files = AdapterFolder(served.adapters).find("hybrid-a")
+        short(files.num_bytes - 1)  # it is not even read
+        with pytest.raises(InsufficientMemory), hybrid.engine.adapters.leased(files):
+            pass
+        assert dense.engine.adapters.num_loaded == 0
+
+
+def test_idle_adapters_give_way_to_what_is_about_to_be_allocated(
+    served: Served, short: Callable[[int], None]
+) -> None:
+    with served.app.pool.lease("dense") as dense:
+        short(0)
+        served.app.gpu.call(lambda: served.app.shared.process.relieve(1))
+        assert dense.engine.adapters.num_loaded == 0
+
+
+def test_what_was_picked_out_goes_with_its_last_user(served: Served) -> None:
+    served.tokens("dense", "a", PROMPT)
+    with served.app.pool.lease("dense") as resident:
+        shared = resident.engine.model.adapters._shared
+
+        def is_gone() -> bool:
+            return not any(one._kept for one in shared.values())
+
+        assert shared
+        assert eventually(lambda: served.app.gpu.call(is_gone))
+
+
+def test_idle_adapters_are_let_go_without_waiting_for_who_loads_one(
+    served: Served,
+) -> None:
+    """He waits for the GPU thread himself."""
+    served.tokens("dense", "a", PROMPT)
+    with served.app.pool.lease("dense") as resident:
+        adapters = resident.engine.adapters
+        with adapters._lock:
+            began = time.monotonic()
+            assert served.app.gpu.call(adapters.let_go_idle) == 0
+            assert time.monotonic() - began < 2
+        assert adapters.let_go_idle() == 1
+
+
+def test_adapters_are_read_while_freed_memory_is_given_back(served: Served) -> None:
+    """A file object is read on a thread that needs the interpreter: all stood still."""
+    data = (served.adapters / "dense-a" / "adapters.safetensors").read_bytes()
+    code = (
+        "import sys, threading; from sidecar.engine.gpu_thread import gpu_thread, "
+        "load_thread; from sidecar.engine.adapters.adapter_bank import read_pairs; "
+        "import mlx.core as mx; data = sys.stdin.buffer.read()\n"
+        "def clear():\n    while True: gpu_thread().call(mx.clear_cache)\n"
+        "threading.Thread(target=clear, daemon=True).start()\n"
+        "for _ in range(300): load_thread().call(lambda: read_pairs(data))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=data, timeout=120, check=False
+    )
+    assert done.returncode == 0

@@ -218,6 +218,16 @@ def test_a_bank_has_no_more_rows_than_its_last_adapter_needs() -> None:
         mx.eval(block(x))
 
 
+def test_a_bank_has_no_larger_rank_than_its_adapters_need() -> None:
+    block, bank = Block(), AdapterBank()
+    small = bank.load(block, *adapter(2, "q_proj"))
+    before = bank.num_bytes
+    large = bank.load(block, *adapter(16, "q_proj"))
+    bank.unload(block, large)
+    assert bank.num_bytes == before
+    assert small == 1
+
+
 def test_what_was_picked_out_goes_with_its_batch() -> None:
     block, bank = Block(), AdapterBank()
     rows = [bank.load(block, *adapter(4, "q_proj", "v_proj")) for _ in range(2)]

@@ -407,12 +407,16 @@ def test_a_frozen_server_is_no_running_one(machine: Machine) -> None:
         assert frozen.stdout is not None
         frozen.stdout.readline()
         file.path.write_text(f"{frozen.pid}\n{launcher.pid}\n")
+        alone = faults(machine.examine())  # as with --no-proxy
+        other = machine.home / "cache" / "run" / f"litellm-{machine.proxy_port}.pid"
+        other.write_text(f"\n{launcher.pid}\n")
         found = faults(machine.examine())
     finally:
         for process in (frozen, launcher):
             process.kill()
             process.communicate()
         file.close()
+    assert not any("does not listen" in one["found"] for one in alone)
     said = {one["found"]: one["mend"] for one in found}
     (mend,) = [said[one] for one in said if "does not answer within" in one]
     assert "litellm-mlx stop" in mend

@@ -246,7 +246,6 @@ def test_qwen_code_asks_no_other_provider(user: User) -> None:
     told = json.loads(
         user.launch("qwen", QWEN_HOME=str(user.home / "qwen-home")).stdout
     )
-    assert "ANTHROPIC_API_KEY" not in told["env"]
     ours = json.loads(Path(told["env"]["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())
     providers = ours["modelProviders"]
     ((url,),) = [[one["baseUrl"] for one in providers.pop("openai")]]
@@ -256,14 +255,54 @@ def test_qwen_code_asks_no_other_provider(user: User) -> None:
     assert ours["compactionModel"] == "local"
 
 
-def test_an_agent_of_qwen_codes_has_no_key_for_another_provider(user: User) -> None:
-    agents = user.home / ".qwen/agents"
+def test_other_providers_of_qwen_codes_are_asked_here_as_well(user: User) -> None:
+    """An agent's own model fails then; an empty variable would be filled by a file."""
+    told = json.loads(user.launch("qwen", ANTHROPIC_API_KEY="sk-his").stdout)["env"]
+    ours = json.loads(Path(told["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())["env"]
+    for env in (told, ours):
+        assert env["ANTHROPIC_BASE_URL"] == env["GOOGLE_GEMINI_BASE_URL"]
+        assert env["OPENAI_BASE_URL"] == f"{env['ANTHROPIC_BASE_URL']}/v1"
+        for name in ("ANTHROPIC_API_KEY", "GEMINI_API_KEY"):
+            assert env[name] == env["OPENAI_API_KEY"] != "sk-his"
+
+
+@pytest.mark.parametrize("folder", [".qwen/agents", ".qwen/extensions/e/agents"])
+def test_an_agent_that_cannot_be_led_here_is_refused(user: User, folder: str) -> None:
+    agents = user.home / folder
     agents.mkdir(parents=True)
-    (agents / "helper.md").write_text("---\nmodel: anthropic:claude-x\n---\nHelp.\n")
-    told = json.loads(user.launch("qwen", ANTHROPIC_API_KEY="sk-his").stdout)
-    assert told["env"]["ANTHROPIC_API_KEY"] == ""
-    ours = json.loads(Path(told["env"]["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())
-    assert ours["env"]["ANTHROPIC_API_KEY"] == ""
+    (agents / "helper.md").write_text("---\nmodel: 'qwen-oauth:coder'\n---\nHelp.\n")
+    done = user.launch("qwen")
+    assert done.returncode == 1
+    assert "helper.md has a model of qwen-oauth" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [(".env", "{home}/other"), (".qwen/.env", "~/other"), ("", "~/other")],
+)
+def test_qwen_codes_home_is_where_it_looks_itself(
+    user: User, file: str, value: str
+) -> None:
+    """In files of variables as well; what it is told is that place."""
+    value = value.format(home=user.home)
+    (user.home / "other").mkdir()
+    own = {"modelProviders": {"custom": [{"id": "local"}]}}
+    (user.home / "other/settings.json").write_text(json.dumps(own))
+    if file:
+        (user.home / file).parent.mkdir(exist_ok=True)
+        (user.home / file).write_text(f"QWEN_HOME={value}\n")
+    done = user.launch("qwen", **({} if file else {"QWEN_HOME": value}))
+    told = json.loads(done.stdout)["env"]
+    assert told["QWEN_HOME"] == str(user.home / "other")
+    ours = json.loads(Path(told["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())
+    assert ours["modelProviders"]["custom"] == []
+
+
+def test_qwen_code_is_told_one_model(user: User) -> None:
+    """Two of them would end it: the user's own stands alone."""
+    for own in (["--model", "other"], ["-m", "other"], ["--model=other"]):
+        argv = json.loads(user.launch("qwen", "--", *own).stdout)["argv"]
+        assert argv == ["--auth-type", "openai", *own]
 
 
 def test_qwen_codes_settings_are_not_written_where_they_would_not_act(
@@ -272,11 +311,18 @@ def test_qwen_codes_settings_are_not_written_where_they_would_not_act(
     """A model of his that is called as ours would be asked instead."""
     settings = user.home / ".qwen/settings.json"
     settings.parent.mkdir(parents=True)
-    settings.write_text('{"modelProviders": {"openai": [{"id": "local"}]}}')
-    before = user.files()
+    forms: tuple[Any, ...] = ([{"id": "local"}], {"models": [{"name": "local"}]})
+    for form in forms:
+        settings.write_text(json.dumps({"modelProviders": {"openai": form}}))
+        before = user.files()
+        done = user.launch("qwen", "--write", "--yes")
+        assert (done.returncode, user.files()) == (1, before)
+        assert "a model of yours is called local" in done.stderr
+    settings.write_text("{}")
+    (user.home / ".qwen/.env").write_text("OPENAI_BASE_URL=http://127.0.0.1:9/v1\n")
     done = user.launch("qwen", "--write", "--yes")
-    assert (done.returncode, user.files()) == (1, before)
-    assert "A model of yours is called local" in done.stdout
+    assert done.returncode == 1
+    assert "OPENAI_BASE_URL in ~/.qwen/.env" in done.stderr
 
 
 def test_opencodes_agents_are_on_the_local_model(user: User, tmp_path: Path) -> None:

@@ -263,6 +263,22 @@ def qwen_environ(server: Endpoint) -> dict[str, str]:
     }
 
 
+def qwen_others(server: Endpoint) -> dict[str, str]:
+    """
+    Where its other providers' models are asked, agents' own among them: here as well.
+
+    An empty variable would be filled from a file of the user's.
+    """
+    return {
+        "ANTHROPIC_BASE_URL": server.url,
+        "ANTHROPIC_API_KEY": server.key,
+        "ANTHROPIC_AUTH_TOKEN": server.key,
+        "GOOGLE_GEMINI_BASE_URL": server.url,
+        "GEMINI_API_KEY": server.key,
+        "GOOGLE_API_KEY": server.key,
+    }
+
+
 def qwen_providers(server: Endpoint) -> dict[str, Any]:
     """What Qwen Code's settings say of us."""
     model = {
@@ -285,24 +301,28 @@ def qwen_config(server: Endpoint, user: User) -> dict[str, Any]:
         **dict.fromkeys(models, MODEL),
         **dict.fromkeys(("imageModel", "voiceModel", "modelFallbacks"), ""),
         "agents": {"builtin": {"exploreModel": "inherit"}},
-        "env": {**qwen_environ(server), **qwen_files.others_keys(user)},
+        "env": {**qwen_environ(server), **qwen_others(server)},
     }
 
 
 def qwen(server: Endpoint, user: User) -> ClientSetup:
     """Qwen Code: a file of ours in place of the machine's, which beats the user's."""
+    qwen_files.require_local_agents(user)
     config = merged(user_json(qwen_files.machine_file(user)), qwen_config(server, user))
     text = json.dumps(config, indent=1)
     file = _own_file(user, "qwen", text)
+    words = [word.partition("=")[0] for word in user.arguments]
+    has_model = "-m" in words or "--model" in words  # two of them end it
     environ = {
         **qwen_environ(server),
-        **qwen_files.others_keys(user),
+        **qwen_others(server),
+        "QWEN_HOME": str(qwen_files.qwen_home(user)),
         qwen_files.MACHINE: str(file),
         qwen_files.DEFAULTS: str(qwen_files.defaults_file(user)),
     }
     return ClientSetup(
         "qwen",
-        ("--auth-type", "openai", "-m", MODEL),
+        ("--auth-type", "openai", *([] if has_model else ["-m", MODEL])),
         environ,
         {file: text},
         given=user.arguments,

@@ -130,9 +130,7 @@ def _write(client: str, settings: LaunchSettings, *, is_sure: bool) -> int:
     journal = _journal(settings)
     if own.keys is None:
         sys.stdout.write(own.text)
-        return _fail(
-            f"{own.path} may hold comments, which would be lost: put the above in"
-        )
+        return _fail(f"{own.path}: {own.why}: put the above in")
     try:
         change = planned(own.path, own.keys)
     except Unreadable:

@@ -94,16 +94,20 @@ def in_markdown(folder: Path) -> Iterator[str]:
                 yield file.relative_to(folder).with_suffix("").as_posix()
 
 
-def _has_model(file: Path) -> bool:
+def head_of(file: Path) -> str:
+    """What stands between the two lines at the head of a file; "": nothing."""
     try:
         with file.open(encoding="utf-8-sig", errors="replace") as text:
             head = _HEAD.match(text.read(_MAX_HEAD))
     except OSError:
-        return False  # opencode says so itself
-    if head is None:
-        return False
+        return ""  # its client says so itself
+    return head[1] if head else ""
+
+
+def _has_model(file: Path) -> bool:
+    head = head_of(file)
     try:
-        said = yaml.safe_load(head[1])
+        said = yaml.safe_load(head)
     except (yaml.YAMLError, RecursionError):
-        return bool(_MODEL.search(head[1]))
+        return bool(_MODEL.search(head))
     return isinstance(said, dict) and bool(said.get("model"))

@@ -6,29 +6,38 @@ provider of the user's stays beside ours unless our file names it as well, and a
 of it that is called as ours, or an agent's own model, is asked instead.
 """
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from litellm_mlx.launcher.clients.opencode_agents import in_markdown
+from dotenv import dotenv_values
+
+from litellm_mlx.launcher.clients.opencode_agents import head_of, in_markdown
 from litellm_mlx.launcher.clients.user import User
-from litellm_mlx.launcher.clients.user_files import user_json
+from litellm_mlx.launcher.clients.user_files import Unreadable, user_json
 
 MACHINE = "QWEN_CODE_SYSTEM_SETTINGS_PATH"
 DEFAULTS = "QWEN_CODE_SYSTEM_DEFAULTS_PATH"
 _DEFAULTS_NAME = "system-defaults.json"
 # It knows these without being told of them.
 _PROVIDERS = ("openai-responses", "anthropic", "gemini", "vertex-ai", "qwen-oauth")
-# What its agents could ask another provider with, were there no settings of it.
-_OTHERS_KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "GEMINI_API_KEY",
-                "GOOGLE_API_KEY")  # fmt: skip
+_NO_URL = ("qwen-oauth", "vertex-ai")  # whose address no variable says
+_ENV_FILES = (".env", ".qwen/.env")  # in the user's home
+_MODEL = re.compile(r"\s*(?:model)\s*:\s*[\"']?([\w-]+):", re.IGNORECASE)
 
 
 def qwen_home(user: User) -> Path:
-    """Where Qwen Code keeps its user's files."""
+    """Where Qwen Code keeps its user's files: it looks into his .env files as well."""
     named = user.environ.get("QWEN_HOME")
-    return Path(named) if named else user.home / ".qwen"
+    for name in _ENV_FILES:
+        named = named or dotenv_values(user.home / name).get("QWEN_HOME")
+    if not named:
+        return user.home / ".qwen"
+    if named == "~" or named.startswith("~/"):
+        return user.home / named[2:]
+    return Path.cwd() / named
 
 
 def machine_file(user: User) -> Path:
@@ -62,11 +71,26 @@ def other_providers(user: User) -> list[str]:
     return list(found)
 
 
-def names_model(settings: Mapping[str, Any], model: str) -> bool:
+def own_models_fault(user: User, model: str) -> str | None:
+    """Why what is written into its settings would not act; None: it would."""
+    for said in _settings(user):
+        if _names_model(said, model):
+            return f"a model of yours is called {model}, and would be asked instead"
+    for name in _ENV_FILES:
+        if "OPENAI_BASE_URL" in dotenv_values(user.home / name):
+            return f"OPENAI_BASE_URL in ~/{name} beats what its settings say"
+    return None
+
+
+def _names_model(settings: Mapping[str, Any], model: str) -> bool:
     """Whether a provider in settings has a model of that name."""
     providers = settings.get("modelProviders")
     rows = providers.values() if isinstance(providers, dict) else ()
-    models = [one for row in rows if isinstance(row, list) for one in row]
+    models = [
+        one
+        for row in rows
+        for one in (row.get("models") if isinstance(row, dict) else row) or ()
+    ]
     return any(
         model in (one.get("id"), one.get("name"))
         for one in models
@@ -74,12 +98,25 @@ def names_model(settings: Mapping[str, Any], model: str) -> bool:
     )
 
 
-def others_keys(user: User) -> Mapping[str, str]:
-    """Keys of other providers, taken away where an agent has a model of its own."""
-    folders = (qwen_home(user) / "agents", Path.cwd() / ".qwen/agents")
-    if not any(name for folder in folders for name in in_markdown(folder)):
-        return {}
-    return dict.fromkeys(_OTHERS_KEYS, "")
+def require_local_agents(user: User) -> None:
+    """
+    Refuse agents whose models no variable leads to the local server.
+
+    Raises:
+        Unreadable: there is one; names its file.
+    """
+    homes = (qwen_home(user), Path.cwd() / ".qwen")
+    folders = [home / "agents" for home in homes]
+    folders += [place for home in homes for place in home.glob("extensions/*/agents")]
+    for folder in folders:
+        for name in in_markdown(folder):
+            file = folder / f"{name}.md"
+            provider = next(iter(_MODEL.findall(head_of(file))), "")
+            if provider in _NO_URL:
+                raise Unreadable(
+                    f"{file} has a model of {provider}, which would be sent what is "
+                    "said; take the model out of it"
+                )
 
 
 def _settings(user: User) -> Iterator[dict[str, Any]]:

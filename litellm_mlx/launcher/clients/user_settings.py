@@ -31,7 +31,6 @@ from litellm_mlx.launcher.clients.client_setup import (
 )
 from litellm_mlx.launcher.clients.opencode_agents import opencode_home
 from litellm_mlx.launcher.clients.user import User
-from litellm_mlx.launcher.clients.user_files import user_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,13 @@ class UserSettings:
     Args:
         keys: what it is to say, nested as there; None: it cannot be written.
         text: the same as a text for the user.
+        why: it cannot be written.
     """
 
     path: Path
     keys: Mapping[str, Any] | None
     text: str
+    why: str = "it may hold comments, which would be lost"
 
 
 def _json(path: Path, keys: Mapping[str, Any]) -> UserSettings:
@@ -84,10 +85,9 @@ def _qwen(server: Endpoint, user: User) -> UserSettings:
         "security": {"auth": {"selectedType": "openai"}},
         "model": {"name": MODEL},
     }
-    if qwen_files.names_model(user_json(path), MODEL):
+    if why := qwen_files.own_models_fault(user, MODEL):
         keys["modelProviders"] = qwen_providers(server)
-        hint = f"// A model of yours is called {MODEL}: it would be asked instead.\n"
-        return UserSettings(path, None, hint + _text(keys))
+        return UserSettings(path, None, _text(keys), why)
     return _json(path, keys)
 
 

@@ -1,5 +1,6 @@
 """Who holds the ports, and what the running servers say of themselves."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
     wanted = [("sidecar", settings.sidecar, "--port")]
     if settings.proxy is not None:
         wanted.append(("litellm", settings.proxy, "--proxy-port"))
-    running, silent = [], []
+    running: list[tuple[str, int | None]] = []
+    silent = []
     for name, address, flag in wanted:
         if not is_port_taken(address):
             silent.append((name, address))
@@ -40,7 +42,7 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
         launcher, pid, is_ours = _recorded(name, address, file, holder)
         is_led = launcher is not None and "litellm" in command_of(launcher)
         if is_ours and is_led:
-            running.append(name)
+            running.append((name, launcher))
             text = f"{name} of this project runs on {address.port}"
             yield Finding("ports", "ok", text)
         elif is_ours and pid is not None:
@@ -56,9 +58,23 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
             yield Finding("ports", "bad", text, mend)
 
     for name, address in silent if running else ():
-        text = f"{running[0]} runs, and {name} does not listen on {address.port}"
+        own, launcher = running[0]
+        file = settings.run_dir / f"{name}-{address.port}.pid"
+        if _launcher_in(file) != launcher:
+            continue  # it was started without
+        text = f"{own} runs, and {name} does not listen on {address.port}"
         mend = "wait for its start; litellm-mlx logs says why, if it does not come"
         yield Finding("ports", "warn", text, mend)
+
+
+def _launcher_in(file: Path) -> int | None:
+    if not file.exists():
+        return None
+    record = PidFile(file)
+    try:
+        return record.launcher()
+    finally:
+        record.close()
 
 
 def _is_led(name: str, address: Address, settings: LaunchSettings) -> bool:
@@ -94,13 +110,13 @@ def _other(address: Address) -> int:
 def check_running(settings: LaunchSettings) -> Iterator[Finding]:
     """Keys, self-tests, and what reuse has cost, of servers that run."""
     yield from _of_litellm(settings)
+    yield from _of_sidecars_key(settings)
     key = settings.admin_token or settings.api_key
     url = f"{settings.sidecar.url}/admin/state"
     try:
         answer = _asked(url, key)
-        if answer.status_code in _REFUSED:
-            name = "ADMIN_TOKEN" if settings.admin_token else "MLX_API_KEY"
-            yield _wrong_key("sidecar", settings.sidecar, name)
+        if answer.status_code in _REFUSED and settings.admin_token:
+            yield _wrong_key("sidecar", settings.sidecar, "ADMIN_TOKEN")
         answer.raise_for_status()
         state = answer.json()
     except httpx.TimeoutException:
@@ -128,6 +144,15 @@ def _of_litellm(settings: LaunchSettings) -> Iterator[Finding]:
         return
     if answer.status_code in _REFUSED:
         yield _wrong_key("litellm", address, "LITELLM_MASTER_KEY")
+
+
+def _of_sidecars_key(settings: LaunchSettings) -> Iterator[Finding]:
+    """Whether the key that LiteLLM and clients are given is the running sidecar's."""
+    with contextlib.suppress(httpx.HTTPError):
+        answer = _asked(f"{settings.sidecar.url}/v1/models", settings.api_key)
+        is_ours = "x-request-id" in answer.headers
+        if answer.status_code in _REFUSED and is_ours:
+            yield _wrong_key("sidecar", settings.sidecar, "MLX_API_KEY")
 
 
 def _asked(url: str, key: str | None) -> httpx.Response:

@@ -6,15 +6,14 @@ different adapters share a forward pass (the idea is Punica's and S-LoRA's, 2023
 """
 
 import contextlib
-import io
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from sidecar.engine.adapters.adapter_arrays import safetensors_arrays
 from sidecar.engine.adapters.adapter_files import AdapterFiles
 from sidecar.engine.adapters.banked_linear import (
     BankedLinear,
@@ -194,19 +193,14 @@ def read_pairs(data: bytes) -> dict[str, Pair]:
     What a row is read with must not hang on the types of other rows.
 
     Raises:
-        ValueError: it has others than pairs.
+        ValueError: it has others than pairs, or is no whole safetensors file.
     """
-    try:
-        arrays: Any = mx.load(io.BytesIO(data), format="safetensors")
-    except (RuntimeError, ValueError) as error:
-        why = f"its weights cannot be read: {str(error)[:200]}"
-        raise ValueError(why) from None
     found: dict[str, dict[str, mx.array]] = {}
-    for name, array in arrays.items():
+    for name, array in safetensors_arrays(data):
         path, _, kind = name.rpartition(".")
         if kind not in ("lora_a", "lora_b") or array.ndim != 2:
             raise ValueError(f"it has {name[:100]}, which is served with no bank")
-        found.setdefault(path, {})[kind] = array.astype(mx.float32)
+        found.setdefault(path, {})[kind] = mx.array(array)
     if not found or any(len(pair) < 2 for pair in found.values()):
         raise ValueError("it lacks one of two matrices of a layer")
     mx.eval(found)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sidecar.engine.loading.safetensors_header import read_entries
+from sidecar.infra.safetensors_header import read_entries
 
 _QUERY = "self_attn.q_proj.weight"
 _QUERY_NORM = "self_attn.q_norm.weight"

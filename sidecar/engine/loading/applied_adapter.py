@@ -16,8 +16,8 @@ from mlx.utils import tree_flatten
 
 from sidecar.engine.adapters.adapter_files import CONFIG, WEIGHTS, described
 from sidecar.engine.loading.loaded_model import LoadedModel
-from sidecar.engine.loading.safetensors_header import read_entries
 from sidecar.engine.loading.weights import weights_nbytes
+from sidecar.infra.safetensors_header import read_entries
 
 _KINDS = ("lora", "dora", "full")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.loading.absent_fields import absent_fields
-from sidecar.engine.loading.safetensors_header import (
+from sidecar.infra.safetensors_header import (
     MAX_HEADER_BYTES,
     entries,
     read_entries,
