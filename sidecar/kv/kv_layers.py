@@ -126,9 +126,14 @@ def view(arrays: Leaves, start: int, end: int) -> Leaves:
     return [a[..., start:end, :] for a in arrays]
 
 
-def is_attention_planned() -> bool:
-    """Whether attention is planned anew for each length of the keys: on CUDA."""
+def is_on_cuda() -> bool:
+    """Whether arrays are computed by CUDA."""
     return mx.default_device() != mx.cpu and not mx.metal.is_available()
+
+
+def is_attention_planned() -> bool:
+    """Whether attention is planned anew for each length of the keys."""
+    return is_on_cuda()
 
 
 def buffer_length(num_tokens: int) -> int:

@@ -32,7 +32,7 @@ def qwen_home(user: User) -> Path:
     """Where Qwen Code keeps its user's files: it looks into his .env files as well."""
     named = user.environ.get("QWEN_HOME")
     for name in _ENV_FILES:
-        named = named or dotenv_values(user.home / name).get("QWEN_HOME")
+        named = named or _variable(user.home / name, "QWEN_HOME")
     if not named:
         return user.home / ".qwen"
     if named == "~" or named.startswith("~/"):
@@ -77,9 +77,17 @@ def own_models_fault(user: User, model: str) -> str | None:
         if _names_model(said, model):
             return f"a model of yours is called {model}, and would be asked instead"
     for name in _ENV_FILES:
-        if "OPENAI_BASE_URL" in dotenv_values(user.home / name):
+        if _variable(user.home / name, "OPENAI_BASE_URL"):
             return f"OPENAI_BASE_URL in ~/{name} beats what its settings say"
     return None
+
+
+def _variable(file: Path, name: str) -> str | None:
+    """What a file of variables says; None: nothing, or it cannot be read."""
+    try:
+        return dotenv_values(file).get(name) if file.is_file() else None
+    except (OSError, ValueError):
+        return None
 
 
 def _names_model(settings: Mapping[str, Any], model: str) -> bool:

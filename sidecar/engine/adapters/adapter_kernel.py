@@ -15,6 +15,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from sidecar.kv.kv_layers import is_on_cuda
+
 logger = logging.getLogger(__name__)
 
 _WARP = 32
@@ -119,12 +121,6 @@ def adder(a: mx.array, bs: Sequence[mx.array]) -> Adder:
 
 
 @functools.cache
-def is_on_cuda() -> bool:
-    """Whether arrays are computed by CUDA."""
-    return mx.default_device() != mx.cpu and mx.cuda.is_available()
-
-
-@functools.cache
 def _kernel(
     dtype: mx.Dtype, num_inputs: int, sizes: tuple[tuple[int, int], ...]
 ) -> Callable[..., Any]:
@@ -161,9 +157,14 @@ def _source(count: int) -> str:
 @functools.cache
 def _is_right() -> bool:
     """Whether it computes here what MLX's own products do; tried once a process."""
-    x, a = mx.random.normal((3, 1, 256)), mx.random.normal((3, 5, 256))
-    bs = [mx.random.normal((3, rank, 320)) for rank in (2, 3)]
-    ys = [mx.random.normal((3, 1, 320)) for _ in bs]
+    keys = iter(mx.random.split(mx.random.key(0), 6))  # the global state is others'
+
+    def normal(*shape: int) -> mx.array:
+        return mx.random.normal(shape, key=next(keys))
+
+    x, a = normal(3, 1, 256), normal(3, 5, 256)
+    bs = [normal(3, rank, 320) for rank in (2, 3)]
+    ys = [normal(3, 1, 320) for _ in bs]
     shrunk = (x @ a.swapaxes(1, 2)).astype(mx.float32)
     wanted = [ys[0] + shrunk[..., :2] @ bs[0], ys[1] + shrunk[..., 2:] @ bs[1]]
     try:
