@@ -90,6 +90,7 @@ CASES = {
         "opencode",
         ("run", TASKS[1]),
         {".config/opencode/opencode.json": json.dumps({"theme": "system",
+            "enabled_providers": ["other"], "disabled_providers": ["litellm-mlx"],
             "agent": {"build": {"model": "other/dead"}}, "provider": {"other": {
             "npm": "@ai-sdk/openai-compatible", "options": {
             "baseURL": "http://127.0.0.1:9/v1"}, "models": {"dead": {}}}}}, indent=2)},

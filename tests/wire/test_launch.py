@@ -364,6 +364,21 @@ def test_opencodes_agents_are_on_the_local_model(user: User, tmp_path: Path) -> 
     assert not {"free", "plan", "folder"} & set(said["agent"])
 
 
+def test_opencodes_lists_of_providers_have_the_local_one(user: User) -> None:
+    """Without it among them the client ends with an unknown error."""
+    folder = user.home / ".config/opencode"
+    folder.mkdir(parents=True)
+    lists = {"enabled_providers": ["anthropic"], "disabled_providers": ["litellm-mlx"]}
+    (folder / "opencode.json").write_text(json.dumps(lists))
+    told = json.loads(user.launch("opencode").stdout)
+    config = json.loads(told["env"]["OPENCODE_CONFIG_CONTENT"])
+    assert config["enabled_providers"] == ["anthropic", "litellm-mlx"]
+    assert config["disabled_providers"] == []
+    (folder / "opencode.json").unlink()
+    told = json.loads(user.launch("opencode").stdout)
+    assert "_providers" not in told["env"]["OPENCODE_CONFIG_CONTENT"]
+
+
 @pytest.mark.parametrize("form", ["list", "entries", "nested", "included"])
 def test_openclaws_agents_are_on_the_local_model(user: User, form: str) -> None:
     """A file that names other models is not included: their lists would be joined."""

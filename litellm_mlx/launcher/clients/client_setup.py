@@ -16,7 +16,10 @@ from typing import Any
 from litellm_mlx.launcher.clients import claude_files, qwen_files
 from litellm_mlx.launcher.clients.json_file import merged
 from litellm_mlx.launcher.clients.openclaw_file import openclaw_said, without_models
-from litellm_mlx.launcher.clients.opencode_agents import opencode_agents
+from litellm_mlx.launcher.clients.opencode_agents import (
+    opencode_agents,
+    opencode_providers,
+)
 from litellm_mlx.launcher.clients.user import User
 from litellm_mlx.launcher.clients.user_files import (
     Unreadable,
@@ -250,6 +253,7 @@ def opencode(server: Endpoint, user: User) -> ClientSetup:
     his = object_in(user.environ.get(name) or "{}", name)
     for kind, agents in opencode_agents(user, his).items():
         config[kind] = dict.fromkeys(agents, {"model": config["model"]})
+    config |= opencode_providers(user, his, NAME)
     environ = {name: json.dumps(merged(his, config))}
     return ClientSetup("opencode", (), environ, given=user.arguments)
 

@@ -41,17 +41,45 @@ def opencode_agents(user: User, said: Mapping[str, Any]) -> Mapping[str, list[st
         Unreadable: a file of settings cannot be read.
     """
     found: _Agents = {kind: set() for kind in _KINDS}
-    _take(found, said)
+    for settings in _settings(user, said):
+        _take(found, settings)
     for folder in dict.fromkeys(_folders(user)):
-        for file in _FILES:
-            _take(found, user_json(folder / file))
         for kind in _KINDS:
             for name in (kind, f"{kind}s"):
                 found["agent"].update(in_markdown(folder / name))
-    _take(found, user_json(opencode_home(user) / "config.json"))
-    if named := user.environ.get("OPENCODE_CONFIG"):
-        _take(found, user_json(Path(named)))
     return {kind: sorted(names) for kind, names in found.items() if names}
+
+
+def opencode_providers(
+    user: User, said: Mapping[str, Any], name: str
+) -> Mapping[str, list[str]]:
+    """
+    The lists of providers that are on and off, so that one of a name is on.
+
+    Args:
+        said: as above.
+    Returns:
+        Those lists alone that the user's settings have.
+    """
+    found: dict[str, list[str]] = {}
+    for settings in _settings(user, said):
+        for kind in ("enabled_providers", "disabled_providers"):
+            listed = settings.get(kind)
+            if isinstance(listed, list):
+                found.setdefault(kind, []).extend(one for one in listed if one != name)
+    if "enabled_providers" in found:
+        found["enabled_providers"].append(name)
+    return found
+
+
+def _settings(user: User, said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield said
+    for folder in dict.fromkeys(_folders(user)):
+        for file in _FILES:
+            yield user_json(folder / file)
+    yield user_json(opencode_home(user) / "config.json")
+    if named := user.environ.get("OPENCODE_CONFIG"):
+        yield user_json(Path(named))
 
 
 def _folders(user: User) -> Iterator[Path]:
