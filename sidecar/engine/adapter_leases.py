@@ -15,7 +15,7 @@ from sidecar.engine.adapters.adapter_files import AdapterFiles
 from sidecar.engine.adapters.banked_linear import Pair
 from sidecar.engine.gpu_thread import GpuThread, load_thread
 from sidecar.engine.loading.loaded_model import LoadedModel
-from sidecar.engine.process_memory import MAX_COUNTING_S, ProcessMemory
+from sidecar.engine.process_memory import ProcessMemory
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +131,7 @@ class AdapterLeases:
         process = self._process
         if num_bytes <= process.free_bytes:
             return
-        with contextlib.suppress(TimeoutError):  # what runs now stands in the numbers
-            self._gpu.call(process.let_go_idle, MAX_COUNTING_S)
+        process.count_anew(self._gpu)
         if num_bytes > process.free_bytes:
             raise InsufficientMemory(
                 f"adapter {adapter.name} needs {num_bytes >> 20} MiB, and "

@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from sidecar.core.errors import GOING_DOWN, Busy, SidecarError, Unavailable
 from sidecar.engine.gpu_scheduler import Errand
+from sidecar.engine.gpu_thread import GpuThread
 from sidecar.kv.kv_layers import Released, release_freed_memory
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SAMPLE_EVERY_S = 1.0
-MAX_COUNTING_S = 1.0  # how long a refusal waits for the memory to be counted anew
+_MAX_COUNTING_S = 1.0  # how long a refusal waits for the memory to be counted anew
 _COUNT_EVERY_S, _COUNT_ALWAYS_AT = 1.0, 0.75  # buffers: of the limit
 _CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
 
@@ -204,6 +205,16 @@ class ProcessMemory:
             let_go()
         self.sample()
 
+    def count_anew(self, gpu: GpuThread) -> None:
+        """
+        Have the same done before something is refused; any thread.
+
+        Where the GPU thread does not come to it within a second, the numbers stay:
+        what runs so long stands in them.
+        """
+        with contextlib.suppress(TimeoutError):
+            gpu.call(self.let_go_idle, _MAX_COUNTING_S)
+
     def relieve(self, needed_bytes: int = 0) -> bool:
         """
         Make room in order: the allocator's cache, what nobody uses, stored KV.
@@ -221,9 +232,12 @@ class ProcessMemory:
         used = self.active_bytes + mx.get_cache_memory() + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
             self._stored.released.let_go()
-            self.let_go_idle()
             release_freed_memory()
             self.sample()
+            used = self.active_bytes + needed_bytes
+        if used > _CLEAR_AT * self.limit_bytes:
+            self.let_go_idle()
+            release_freed_memory()
             used = self.active_bytes + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
             self._stored.evict_bytes(used - int(_EVICT_TO * self.limit_bytes))

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -24,12 +24,7 @@ from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.grammar_compiler import GrammarCompiler
 from sidecar.engine.job import Forecast, Job, JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
-from sidecar.engine.process_memory import (
-    MAX_COUNTING_S,
-    NOTHING,
-    AdmittedJob,
-    Demand,
-)
+from sidecar.engine.process_memory import NOTHING, AdmittedJob, Demand
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.scheduler import BatchScheduler
 from sidecar.engine.source_maker import SourceMaker, Texts
@@ -207,9 +202,7 @@ class TextEngine:
             self._admission.admit(job, demand)
             return
         except InsufficientMemory:
-            process = self.guard.process
-            with suppress(TimeoutError):  # what runs now stands in the numbers
-                self._gpu.call(process.let_go_idle, MAX_COUNTING_S)
+            self.guard.process.count_anew(self._gpu)
         self._admission.admit(job, demand)
 
     def drafts(self, prompt: ModelPrompt, n: int) -> bool:

@@ -142,7 +142,7 @@ class TextLoader:
     ) -> LoadedModel:
         """The model with an adapter as part of it."""
         gpu, process = self._shared.gpu, self._shared.process
-        gpu.call(process.let_go_idle)
+        process.count_anew(gpu)
         needed = (folder / WEIGHTS).stat().st_size
         if needed > process.free_bytes:
             gpu.call(model.release)

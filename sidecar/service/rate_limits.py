@@ -110,7 +110,6 @@ class RateLimits:
     def _too_early(self, name: str, what: str, missing: float) -> RateLimitExceeded:
         limit = self._per_minute[name]
         seconds = max(math.ceil(missing * _MINUTE_S / limit), 1)
-        # It is a rate: who was silent has a minute's worth at once.
         # The plugin reads the first words and the last where there is no code or no
         # header (Messages, completions).
         message = (

@@ -457,6 +457,19 @@ def test_an_adapter_whose_config_is_a_pipe_is_no_adapter(tmp_path: Path) -> None
         read_adapter(tmp_path)
 
 
+def kept_by(refused: Callable[[], int], times: int) -> int:
+    """Bytes that further refusals keep, while no garbage is collected."""
+    refused()
+    gc.disable()
+    try:
+        before = refused()
+        for _ in range(times):
+            after = refused()
+    finally:
+        gc.enable()
+    return after - before
+
+
 def test_a_refused_adapter_leaves_no_memory(served: Served) -> None:
     """Not until a garbage collection either."""
     bad = served.adapters / "dense-nan"
@@ -481,16 +494,9 @@ def test_a_refused_adapter_leaves_no_memory(served: Served) -> None:
                 assert "no numbers" in error.message  # noqa: PT017
             return int(served.app.gpu.call(mx.get_active_memory))
 
-        refused()
-        gc.disable()
-        try:
-            before = refused()
-            for _ in range(4):
-                after = refused()
-        finally:
-            gc.enable()
+        kept = kept_by(refused, times=4)
     shutil.rmtree(bad)
-    assert after - before < files.num_bytes
+    assert kept < files.num_bytes
 
 
 def test_idle_adapters_give_way(served: Served) -> None:
@@ -532,16 +538,9 @@ def test_refused_over_http_an_adapter_leaves_no_memory(served: Served) -> None:
         assert asked.status_code == 400
         return int(served.app.gpu.call(mx.get_active_memory))
 
-    refused()
-    gc.disable()
-    try:
-        before = refused()
-        for _ in range(6):
-            after = refused()
-    finally:
-        gc.enable()
+    kept = kept_by(refused, times=6)
     shutil.rmtree(bad)
-    assert after - before < size
+    assert kept < size
 
 
 @pytest.fixture

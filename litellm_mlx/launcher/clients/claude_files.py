@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from litellm_mlx.launcher.clients.user import User
-from litellm_mlx.launcher.clients.user_files import Unreadable, user_json
+from litellm_mlx.launcher.clients.user_files import readable_json
 
 _EXEMPTING = ("NO_PROXY", "no_proxy")
 _THIS_MACHINE = "127.0.0.1,localhost"
@@ -39,17 +39,10 @@ def _blocks(user: User, given: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]
     own, project = claude_home(user), Path.cwd() / ".claude"
     files = (own / "settings.json", project / "settings.json",
              project / "settings.local.json")  # fmt: skip
-    for said in (*map(_said, files), given):
+    for said in (*map(readable_json, files), given):
         block = said.get("env")
         if isinstance(block, dict):
             yield block
-
-
-def _said(file: Path) -> Mapping[str, Any]:
-    try:
-        return user_json(file)
-    except Unreadable:  # it says so itself
-        return {}
 
 
 def _exempted(block: Mapping[str, Any]) -> Iterator[str]:

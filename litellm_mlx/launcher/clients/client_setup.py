@@ -19,6 +19,7 @@ from litellm_mlx.launcher.clients.openclaw_file import openclaw_said, without_mo
 from litellm_mlx.launcher.clients.opencode_agents import (
     opencode_agents,
     opencode_providers,
+    opencode_settings,
 )
 from litellm_mlx.launcher.clients.user import User
 from litellm_mlx.launcher.clients.user_files import (
@@ -251,9 +252,10 @@ def opencode(server: Endpoint, user: User) -> ClientSetup:
     name = "OPENCODE_CONFIG_CONTENT"
     config = opencode_config(server)
     his = object_in(user.environ.get(name) or "{}", name)
-    for kind, agents in opencode_agents(user, his).items():
+    settings = opencode_settings(user, his)
+    for kind, agents in opencode_agents(user, settings).items():
         config[kind] = dict.fromkeys(agents, {"model": config["model"]})
-    config |= opencode_providers(user, his, NAME)
+    config |= opencode_providers(settings, NAME)
     environ = {name: json.dumps(merged(his, config))}
     return ClientSetup("opencode", (), environ, given=user.arguments)
 

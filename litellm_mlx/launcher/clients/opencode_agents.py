@@ -7,7 +7,7 @@ user, of the project and the folders above it), or at the head of a file of Mark
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,30 @@ def opencode_home(user: User) -> Path:
     return (Path(named) if named else user.home / ".config") / "opencode"
 
 
-def opencode_agents(user: User, said: Mapping[str, Any]) -> Mapping[str, list[str]]:
+def opencode_settings(user: User, said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """
-    Their names, as `agent` and as `mode`.
+    All that says how opencode is to be.
 
     Args:
         said: what the user's own OPENCODE_CONFIG_CONTENT says.
     Raises:
         Unreadable: a file of settings cannot be read.
     """
+    folders = dict.fromkeys(_folders(user))
+    files = [folder / name for folder in folders for name in _FILES]
+    files.append(opencode_home(user) / "config.json")
+    if named := user.environ.get("OPENCODE_CONFIG"):
+        files.append(Path(named))
+    return [said, *map(user_json, files)]
+
+
+def opencode_agents(
+    user: User, settings: Sequence[Mapping[str, Any]]
+) -> Mapping[str, list[str]]:
+    """Their names, as `agent` and as `mode`."""
     found: _Agents = {kind: set() for kind in _KINDS}
-    for settings in _settings(user, said):
-        _take(found, settings)
+    for said in settings:
+        _take(found, said)
     for folder in dict.fromkeys(_folders(user)):
         for kind in _KINDS:
             for name in (kind, f"{kind}s"):
@@ -51,35 +63,23 @@ def opencode_agents(user: User, said: Mapping[str, Any]) -> Mapping[str, list[st
 
 
 def opencode_providers(
-    user: User, said: Mapping[str, Any], name: str
+    settings: Sequence[Mapping[str, Any]], name: str
 ) -> Mapping[str, list[str]]:
     """
     The lists of providers that are on and off, so that one of a name is on.
 
-    Args:
-        said: as above.
     Returns:
         Those lists alone that the user's settings have.
     """
     found: dict[str, list[str]] = {}
-    for settings in _settings(user, said):
+    for said in settings:
         for kind in ("enabled_providers", "disabled_providers"):
-            listed = settings.get(kind)
+            listed = said.get(kind)
             if isinstance(listed, list):
                 found.setdefault(kind, []).extend(one for one in listed if one != name)
     if "enabled_providers" in found:
         found["enabled_providers"].append(name)
     return found
-
-
-def _settings(user: User, said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield said
-    for folder in dict.fromkeys(_folders(user)):
-        for file in _FILES:
-            yield user_json(folder / file)
-    yield user_json(opencode_home(user) / "config.json")
-    if named := user.environ.get("OPENCODE_CONFIG"):
-        yield user_json(Path(named))
 
 
 def _folders(user: User) -> Iterator[Path]:

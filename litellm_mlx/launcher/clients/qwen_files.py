@@ -25,7 +25,7 @@ _DEFAULTS_NAME = "system-defaults.json"
 _PROVIDERS = ("openai-responses", "anthropic", "gemini", "vertex-ai", "qwen-oauth")
 _NO_URL = ("qwen-oauth", "vertex-ai")  # whose address no variable says
 _ENV_FILES = (".env", ".qwen/.env")  # in the user's home
-_MODEL = re.compile(r"\s*(?:model)\s*:\s*[\"']?([\w-]+):", re.IGNORECASE)
+_MODEL = re.compile(r"\s*model\s*:\s*[\"']?([\w-]+):", re.IGNORECASE)
 
 
 def qwen_home(user: User) -> Path:

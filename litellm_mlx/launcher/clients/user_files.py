@@ -35,6 +35,14 @@ def user_json(path: Path) -> dict[str, Any]:
     return object_in(text, str(path)) if text.strip() else {}
 
 
+def readable_json(path: Path) -> dict[str, Any]:
+    """The same; one that cannot be read is empty: its client says so itself."""
+    try:
+        return user_json(path)
+    except Unreadable:
+        return {}
+
+
 def named_json(value: str) -> dict[str, Any]:
     """An object that the user gives: itself, or a file's path."""
     if value.lstrip().startswith("{"):

@@ -1,14 +1,13 @@
 """Whether clients that are set up by hand point here, with the right context."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from litellm_mlx.json_objects import as_object
 from litellm_mlx.launcher.clients.client_setup import CLIENTS
-from litellm_mlx.launcher.clients.user_files import Unreadable, user_json
+from litellm_mlx.launcher.clients.user_files import readable_json
 from litellm_mlx.launcher.doctor.finding import Finding
 from litellm_mlx.launcher.settings import LaunchSettings
 
@@ -37,7 +36,7 @@ def _claude(
     settings: LaunchSettings, home: Path, context: int | None
 ) -> Iterator[Finding]:
     file = home / ".claude/settings.json"
-    env = _object(file).get("env")
+    env = readable_json(file).get("env")
     if not isinstance(env, dict):
         return
     mend = "litellm-mlx launch claude, which needs no change of that file"
@@ -57,7 +56,7 @@ def _claude(
 
 def _pi(settings: LaunchSettings, home: Path, context: int | None) -> Iterator[Finding]:
     file = home / ".pi/agent/models.json"
-    providers = as_object(_object(file).get("providers"))
+    providers = as_object(readable_json(file).get("providers"))
     for name, provider in providers.items() if context else ():
         own = as_object(provider)
         models = own.get("models")
@@ -78,11 +77,3 @@ def _is_ours(url: str, settings: LaunchSettings) -> bool:
         return parts.hostname in _LOOPBACK and parts.port in ports
     except ValueError:  # it has no port, or half an address
         return False
-
-
-def _object(file: Path) -> Mapping[str, Any]:
-    """What a client's file says, comments and all; nothing, if it cannot be read."""
-    try:
-        return user_json(file)
-    except Unreadable:
-        return {}

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,10 +37,8 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
             silent.append((name, address))
             continue
         holder = find_holder(address.port)
-        file = settings.run_dir / f"{name}-{address.port}.pid"
-        launcher, pid, is_ours = _recorded(name, address, file, holder)
-        is_led = launcher is not None and "litellm" in command_of(launcher)
-        if is_ours and is_led:
+        launcher, pid, is_ours = _recorded(name, address, settings, holder)
+        if is_ours and _leads(launcher):
             running.append((name, launcher))
             text = f"{name} of this project runs on {address.port}"
             yield Finding("ports", "ok", text)
@@ -59,42 +56,37 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
 
     for name, address in silent if running else ():
         own, launcher = running[0]
-        file = settings.run_dir / f"{name}-{address.port}.pid"
-        if _launcher_in(file) != launcher:
+        if _recorded(name, address, settings, None)[0] != launcher:
             continue  # it was started without
         text = f"{own} runs, and {name} does not listen on {address.port}"
         mend = "wait for its start; litellm-mlx logs says why, if it does not come"
         yield Finding("ports", "warn", text, mend)
 
 
-def _launcher_in(file: Path) -> int | None:
-    if not file.exists():
-        return None
-    record = PidFile(file)
-    try:
-        return record.launcher()
-    finally:
-        record.close()
+def _leads(launcher: int | None) -> bool:
+    """Whether the launcher that a pid file names lives."""
+    return launcher is not None and "litellm" in command_of(launcher)
 
 
 def _is_led(name: str, address: Address, settings: LaunchSettings) -> bool:
     """Whether a server of ours, whose launcher lives, holds a port."""
     if not is_port_taken(address):
         return False
-    file = settings.run_dir / f"{name}-{address.port}.pid"
-    launcher, _, is_ours = _recorded(name, address, file, find_holder(address.port))
-    return is_ours and launcher is not None and "litellm" in command_of(launcher)
+    holder = find_holder(address.port)
+    launcher, _, is_ours = _recorded(name, address, settings, holder)
+    return is_ours and _leads(launcher)
 
 
 def _recorded(
-    name: str, address: Address, file: Path, holder: Holder
+    name: str, address: Address, settings: LaunchSettings, holder: Holder | None
 ) -> tuple[int | None, int | None, bool]:
     """The launcher and the server that a pid file names, and whether that is ours."""
+    file = settings.run_dir / f"{name}-{address.port}.pid"
     if not file.exists():
         return None, None, False
     record = PidFile(file)
     try:
-        is_ours = Claim(name, address, record).is_ours(holder)
+        is_ours = holder is not None and Claim(name, address, record).is_ours(holder)
         return record.launcher(), record.read(), is_ours
     finally:
         record.close()
