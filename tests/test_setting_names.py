@@ -259,7 +259,7 @@ def test_a_name_is_told_once(env_file: Path) -> None:
 
 SEEDS = ["PROMPT_CACHE_MAX_ENTRIES_PER_SESSION", "PROMPT_CACHE_BLOCK_SIZE",
          "CACHE_SESSION_PARTITIONING", "CACHE_NORM_SAFETY_CHECK",
-         "VLM_CACHE_DEBUG", "CONTEXT_OVERFLOW", "GPU_LAYERS", "GPULayers"]  # fmt: skip
+         "VLM_CACHE_DEBUG", "GPU_LAYERS", "GPULayers"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SEEDS)

@@ -40,10 +40,6 @@ REASONS = {
     ),
     "GPU_LAYERS": _ALL_LAYERS,
     "GPULayers": _ALL_LAYERS,
-    "CONTEXT_OVERFLOW": (
-        "a prompt beyond the context is refused, as with `error`: a window that "
-        "forgets is not built"
-    ),
 }
 
 # Names that others may use as well: they are told where a file of ours has them.

@@ -19,6 +19,7 @@ from typing import Any
 from sidecar.config.device_settings import DeviceConfig
 from sidecar.config.disk_settings import DiskConfig
 from sidecar.config.sources import (
+    ConfigError,
     Sources,
     load_section,
     order_sources,
@@ -227,6 +228,9 @@ class EngineConfig:
         "What MLX keeps of freed memory.", "MLX_SERVER_MAX_CACHE_SIZE_GB")
     max_kv_size: int = setting(196608, "MAX_KV_SIZE", integer(16, 1 << 24),
         "Most tokens of a context.")
+    context_overflow: str = setting(
+        "error", "CONTEXT_OVERFLOW", choice("error", "rotate"),
+        "What becomes of a longer one: it is refused, or it forgets its middle.")
     default_max_tokens: int | None = setting(
         None, "DEFAULT_MAX_TOKENS", integer(1, 1 << 24),
         "Longest answer where a request does not say.",
@@ -435,4 +439,10 @@ def config_of(sources: Sources) -> Config:
         section.name: load_section(type(section.default), sources)
         for section in dataclasses.fields(Config)
     }
-    return Config(**sections)
+    config = Config(**sections)
+    if config.engine.context_overflow == "rotate" and config.cache.kv_bits != "OFF":
+        raise ConfigError(
+            "CONTEXT_OVERFLOW=rotate needs KV_BITS=OFF: a window of quantised KV "
+            "cannot rotate"
+        )
+    return config

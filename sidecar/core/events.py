@@ -148,6 +148,7 @@ class Usage:
     Args:
         cached_tokens: of the prompt, which were not prefilled.
         accepted_tokens, rejected_tokens: of what was drafted.
+        num_rotated: answers whose context has forgotten its middle.
     """
 
     prompt_tokens: int
@@ -156,6 +157,12 @@ class Usage:
     reasoning_tokens: int
     accepted_tokens: int = 0
     rejected_tokens: int = 0
+    num_rotated: int = 0
+
+    @property
+    def rotated_field(self) -> dict[str, bool]:
+        """What is said of that beside the counts, in all formats."""
+        return {"x_context_rotated": True} if self.num_rotated else {}
 
     @classmethod
     def total(cls, usages: Iterable["Usage"]) -> "Usage":

@@ -201,6 +201,7 @@ class GenerationOptions:
     adapter: str = ""  # the name of one that the answer is made with
     wants_metrics: bool = False  # to be sent what it took
     prediction: str = ""  # what the client expects of the answer; it is drafted from it
+    context_len: int | None = None  # tokens kept of its context, which then rotates
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ _THINKING |= _below(
     "extra_body.reasoning_effort",
     names="enabled effort level type",
 )
-_SHARED = _CLIENT | _LENGTH | _SAMPLING | {"stream", "adapter"}
+_SHARED = _CLIENT | _LENGTH | _SAMPLING | {"stream", "adapter", "context_len"}
 # A hint where the KV of a prompt may be kept: it is, with and without.
 _KEPT_ANYWAY = frozenset(("prompt_cache_key", "cache_control"))
 

@@ -143,7 +143,7 @@ class CompletionFormat:
         elif isinstance(event, ChoiceFinished):
             self._finishes.append(self._chunk(event.choice, "", (), event.reason))
         elif isinstance(event, Finished):
-            if self._include_usage or event.metrics:
+            if self._include_usage or event.metrics or event.usage.num_rotated:
                 usage = usage_dict(event)
                 yield {**self._base, "choices": [], "usage": usage}
             yield from self._finishes

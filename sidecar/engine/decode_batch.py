@@ -6,9 +6,10 @@ grammars and adapters for each row. Alone, a row keeps the plain caches of its p
 no mask against padding, no copy at its start or end.
 """
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import mlx.core as mx
 from mlx_lm.generate import GenerationBatch
@@ -202,6 +203,20 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._constrained |= batch._constrained
         self._adapters |= batch._adapters
         super().extend(batch)
+
+    def take_out(self, uid: int, layers: KVLayers) -> Self:
+        """
+        Move a row to a batch of its own, the step that is in hand with it.
+
+        Args:
+            layers: its caches from here on.
+        """
+        row = self.uids.index(uid)
+        alone = copy.copy(self)
+        alone.prompt_cache, alone._is_plain = layers, True
+        alone.filter([row])
+        self.filter([other for other in range(len(self.uids)) if other != row])
+        return alone
 
     def filter(self, keep: list[int]) -> None:
         """Keep only these rows; what the step in hand writes is held for a while."""

@@ -7,6 +7,7 @@ more for every token. So a row joins a batch where the padding is small beside t
 weights, else it gets a batch of its own.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -120,6 +121,8 @@ class DecodeBatches:
         self._model = model
         self._batches: list[SpeculatingBatch] = []
         self._lengths: dict[int, int] = {}
+        self._windows: dict[int, int] = {}  # of the rows whose context may rotate
+        self._rotated: set[int] = set()  # each in a batch of its own
         self.prices = DraftPrices()
         self.draft_model: DraftModel | None = None
         if model.draft is not None:
@@ -153,14 +156,26 @@ class DecodeBatches:
         single: SpeculatingBatch,
         length: int,
         speculation: RowSpeculation | None = None,
+        window: int | None = None,
     ) -> None:
-        """Add a batch of one sequence with `length` tokens to the fitting batch."""
+        """
+        Add a batch of one sequence with `length` tokens to the fitting batch.
+
+        Args:
+            window: tokens beyond which its context forgets its middle.
+        """
+        if window is not None:
+            self._windows[uid] = window
+            if length > window:
+                self._begin_alone(uid, single, length)
+                return
         if speculation is not None:
             self._speculating[uid] = speculation
         maximum = (
             _MAX_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
         )
         fitting = [b for b in self._batches if self._padding(b, length) <= maximum]
+        fitting = [b for b in fitting if b.uids[0] not in self._rotated]
         if self._model.quantization or not self.may_batch:
             fitting = []  # mlx-lm's batch caches hold no quantised KV
         if fitting:
@@ -170,6 +185,36 @@ class DecodeBatches:
             batch.extend(single)
             self._batches.append(batch)
         self._lengths[uid] = length
+
+    def full_windows(self) -> list[int]:
+        """Rows of the next batch that hold a whole window, and are to rotate first."""
+        if not self._windows or not self._batches:
+            return []
+        return [
+            uid
+            for uid in self._batches[0].uids
+            if uid not in self._rotated
+            and self._lengths[uid] >= self._windows.get(uid, math.inf)
+        ]
+
+    def rotate(self, uid: int, layers: KVLayers) -> None:
+        """
+        Let a row go on with layers that forget, in a batch of its own.
+
+        Args:
+            layers: its caches, as windows.
+        """
+        self._end_speculation(uid)
+        alone = self._of(uid).take_out(uid, layers)
+        self._drop_empty()
+        self._begin_alone(uid, alone, self._lengths[uid], at=0)
+
+    def _begin_alone(
+        self, uid: int, single: SpeculatingBatch, length: int, at: int | None = None
+    ) -> None:
+        self._rotated.add(uid)
+        self._lengths[uid] = length
+        self._batches.insert(len(self._batches) if at is None else at, single)
 
     def next(self, *, may_draft: bool = True) -> list[Any]:
         """
@@ -185,8 +230,7 @@ class DecodeBatches:
             if speculation := self._speculating.get(response.uid):
                 speculation.take(response.token)
             if response.finish_reason is not None:
-                del self._lengths[response.uid]
-                self._end_speculation(response.uid)
+                self._forget(response.uid)
         self._batches.append(self._batches.pop(0))
         self._drop_empty()
         return responses
@@ -210,7 +254,7 @@ class DecodeBatches:
         is_alone = self.may_speculate and len(self._batches) == 1
         if speculation is None or not (is_alone and batch.may_speculate):
             return []
-        draft = self._before_quantising(batch.uids[0], speculation.draft(batch.drawn))
+        draft = self._before_change(batch.uids[0], speculation.draft(batch.drawn))
         if draft is None:
             return []
         started = time.perf_counter()
@@ -228,12 +272,15 @@ class DecodeBatches:
             return self.draft_model.prices
         return self.prices
 
-    def _before_quantising(self, uid: int, draft: Proposal | None) -> Proposal | None:
+    def _before_change(self, uid: int, draft: Proposal | None) -> Proposal | None:
         """As much of a draft as is computed with KV of one kind, as plain steps do."""
-        quantization, depth = self._model.quantization, self._lengths[uid]
-        if draft is None or quantization is None or depth >= quantization.start:
+        depth, ends = self._lengths[uid], [self._windows.get(uid, 0)]
+        if self._model.quantization is not None:
+            ends.append(self._model.quantization.start)
+        room = min((end - depth for end in ends if end > depth), default=None)
+        if draft is None or room is None:
             return draft
-        ids = draft.ids[: quantization.start - depth]
+        ids = draft.ids[:room]
         return replace(draft, ids=ids) if ids else None
 
     def drop_current(self) -> list[int]:
@@ -259,6 +306,8 @@ class DecodeBatches:
 
     def _forget(self, uid: int) -> None:
         self._lengths.pop(uid, None)
+        self._windows.pop(uid, None)
+        self._rotated.discard(uid)
         self._end_speculation(uid)
 
     def _end_speculation(self, uid: int) -> None:

@@ -35,6 +35,8 @@ class JobSpec:
         top_logprobs: None for none; else how many alternatives a token.
         constraint: what each choice must keep to; None: nothing.
         sources: what the answer may repeat; None: nothing is drafted.
+        window: tokens of the context, which forgets its middle beyond them; None: it
+            is never that long.
     """
 
     prompt: ModelPrompt
@@ -45,6 +47,12 @@ class JobSpec:
     top_logprobs: int | None = None
     constraint: Constraint | None = None
     sources: Sources | None = None
+    window: int | None = None
+
+    @property
+    def num_kept(self) -> int:
+        """Most tokens of the prompt whose KV is there at a time."""
+        return min(len(self.model_ids), self.window or len(self.model_ids))
 
     @property
     def model_ids(self) -> ModelIds:
@@ -115,6 +123,7 @@ class Job:
         self.began_at: float | None = None  # by the GPU thread: readers may come late
         self.due = NOTHING
         self.draft_counts: Mapping[DrafterName, DraftCount] = {}
+        self.has_rotated = False  # its context; by the GPU thread
         # The simple one takes no lock of Python's: a step of 16 rows puts 16 events.
         self._events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         self._held: list[JobEvent] = []  # GPU thread only

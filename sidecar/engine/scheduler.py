@@ -51,6 +51,7 @@ from sidecar.kv.kv_layers import (
     evaluate,
 )
 from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.window_layers import windowed
 from sidecar.output.stop_strings import StopStrings
 
 
@@ -295,7 +296,8 @@ class BatchScheduler:
         self.guard.process.sample()
         for sequence in self.prefills.begun:
             spec = sequence.job.spec
-            rest = self.guard.model.rest(len(spec.model_ids), spec.n, sequence.done)
+            done = min(sequence.done, spec.num_kept)
+            rest = self.guard.model.rest(spec.num_kept, spec.n, done)
             sequence.job.due = rest
         for row in self._rows.values():
             row.job.due = NOTHING
@@ -352,14 +354,17 @@ class BatchScheduler:
             evaluate(sequence.layers)  # a copy is in use from here on, its source free
         is_patient = beside_streams or sequence.job.spec.prompt.is_batch
         chunk = self.pacer.chunk_len(beside_streams=is_patient)
-        chunk = self.guard.fitting_chunk(sequence.done, chunk)
-        quantization = self._model.quantization
-        end = sequence.end_of_chunk(chunk, [quantization.start] if quantization else [])
+        window, quantization = sequence.job.spec.window, self._model.quantization
+        held = min(sequence.done, window or sequence.done)
+        chunk = self.guard.fitting_chunk(held, chunk)
+        seams = [window] if window else [quantization.start] if quantization else []
+        end = sequence.end_of_chunk(chunk, seams)
         if unseen := sequence.unseen(end):
             self._make_room(sequence, self.guard.images([unseen]).total)
             sequence.encode(end)
             return
-        needed = self.guard.model.peak_bytes(end, end - sequence.done)
+        num_new = end - sequence.done
+        needed = self.guard.model.peak_bytes(held + num_new, num_new)
         self._make_room(sequence, needed)
         ids = sequence.job.spec.prompt.read_ids
         started = time.perf_counter()
@@ -373,8 +378,10 @@ class BatchScheduler:
         if quantization:
             quantization.apply(sequence.layers)
         evaluate(sequence.layers)
-        self.pacer.prefilled(end - sequence.done, time.perf_counter() - started)
+        self.pacer.prefilled(num_new, time.perf_counter() - started)
         sequence.advance(end)
+        if end == window:  # and the prompt goes on
+            sequence.rotate(self._store, sequence.done_ids)
         sequence.job.emit(Prefilled(end, len(ids), sequence.cached_len))
 
     def _make_room(self, sequence: Sequence, needed: int) -> None:
@@ -387,9 +394,10 @@ class BatchScheduler:
             return
         self._sample()
         others = sum((p.job.due for p in self.prefills.begun if p != sequence), NOTHING)
-        own = self.guard.model.kv_bytes(sequence.done)  # it would be free at the start
+        done = min(sequence.done, sequence.job.spec.num_kept)
+        own = self.guard.model.kv_bytes(done)  # it would be free at the start
         spec, others = sequence.job.spec, others + Demand(-own, 0)
-        length = len(spec.model_ids)
+        length = spec.num_kept
         why = self.guard.refusal(length, spec.n, length, others)
         raise MemoryPressure(why, param="messages", retry_after_s=5)
 
@@ -416,7 +424,8 @@ class BatchScheduler:
         row.constrained = single.constrained(uid)
         row.take_early(*single.first_token())
         speculation = self._speculation(row, single)
-        self._decode_batches.join(uid, single, len(spec.model_ids), speculation)
+        length = len(spec.model_ids)
+        self._decode_batches.join(uid, single, length, speculation, spec.window)
         self._rows[uid] = row
         if row.choice == 0:
             row.sequence.enter_batch(lambda: self._decode_batches.extract(uid))
@@ -427,7 +436,7 @@ class BatchScheduler:
         self, row: ChoiceRow, single: SpeculatingBatch
     ) -> RowSpeculation | None:
         spec, batches = row.job.spec, self._decode_batches
-        if spec.sources is None:
+        if spec.sources is None or row.job.has_rotated:
             return None
         draft, read = batches.draft_model, spec.prompt.read_ids
         speculation = RowSpeculation(
@@ -440,7 +449,23 @@ class BatchScheduler:
         row.job.draft_counts = speculation.counts
         return speculation
 
+    def _rotate(self, uid: int, row: ChoiceRow) -> None:
+        """Let a row whose window is full forget from here on."""
+        layers = self._decode_batches.extract(uid)
+        row.job.has_rotated = True
+        if row.choice == 0:
+            held = ModelIds(row.kv_ids[: row.job.spec.window])
+            row.sequence.leave_batch(layers)
+            row.sequence.rotate(self._store, held)
+            layers = row.sequence.layers
+            row.sequence.enter_batch(lambda: self._decode_batches.extract(uid))
+        else:
+            layers = windowed(layers)
+        self._decode_batches.rotate(uid, layers)
+
     def _decode(self) -> None:
+        for uid in self._decode_batches.full_windows():
+            self._rotate(uid, self._rows[uid])
         # A run is longer than a step, and a prompt may begin between two steps only.
         is_awaited = bool(self.prefills) and self._free_rows() > 0
         responses = self._decode_batches.next(may_draft=not is_awaited)

@@ -19,8 +19,15 @@ from sidecar.engine.vision.prompt_images import PromptImages
 from sidecar.engine.vision.vision_encoder import VisionEncoder
 from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.checkpoints import planned_stops
-from sidecar.kv.kv_layers import KVLayers, arrays_of, evaluate, take_checkpoint
+from sidecar.kv.kv_layers import (
+    KVLayers,
+    arrays_of,
+    borrow_layers,
+    evaluate,
+    take_checkpoint,
+)
 from sidecar.kv.prefix_tree import Restored
+from sidecar.kv.window_layers import windowed
 
 if TYPE_CHECKING:
     from sidecar.kv.prefix_store import PrefixStore
@@ -52,6 +59,7 @@ class Sequence:
         self._layers = restored.cache
         self._extract: Callable[[], KVLayers] | None = None
         self._lease = restored.lease
+        self._has_rotated = False
         self._prompt_images: PromptImages | None = None
 
     @property
@@ -98,7 +106,21 @@ class Sequence:
 
     def register(self, store: "PrefixStore") -> None:
         """Let other sequences copy the KV of its prompt from it."""
-        store.register(self._lease, self.done_ids)
+        if not self._has_rotated:
+            store.register(self._lease, self.done_ids)
+
+    def rotate(self, store: "PrefixStore", ids: ModelIds) -> None:
+        """
+        Keep what it holds, a whole window, and forget its middle from here on.
+
+        Args:
+            ids: whose KV it has.
+        """
+        self._keep(store, ids, ids)
+        self._layers = windowed(borrow_layers(self._layers))
+        evaluate(self._layers)
+        self._has_rotated = self.job.has_rotated = True
+        self.checkpoints.clear()
 
     def enter_batch(self, extract: Callable[[], KVLayers]) -> None:
         """
@@ -122,6 +144,13 @@ class Sequence:
             ids: what is kept. end: what the KV is of, if a next turn may go on from
                 there: a checkpoint is taken.
         """
+        if self._has_rotated:  # it was kept before, and is no prefix's KV any more
+            store.budget.released.hold(arrays_of(self._layers))
+        else:
+            self._keep(store, ids, end)
+        self._end()
+
+    def _keep(self, store: "PrefixStore", ids: ModelIds, end: ModelIds | None) -> None:
         try:
             evaluate(self._layers)
             if end and store.needs_checkpoints:
@@ -130,7 +159,6 @@ class Sequence:
         except Exception:
             logger.exception("could not keep KV num_tokens=%d", len(ids))
             store.abandon(self._lease)
-        self._end()
 
     def abandon(self, store: "PrefixStore") -> None:
         """End it without keeping anything: its KV is lost."""
@@ -195,16 +223,17 @@ class Sequence:
 
 
 def begin_sequence(job: Job, store: "PrefixStore", min_gap: int) -> Sequence:
-    """Restore what is stored of a job's prompt."""
+    """Restore what is stored of a job's prompt, as far as its window goes."""
     prompt = job.spec.prompt
-    restored = store.restore(prompt.ids, prompt.conversation)
+    ids = ModelIds(prompt.ids[: job.spec.num_kept])
+    restored = store.restore(ids, prompt.conversation)
     stops: list[Boundary] = []
     if store.needs_checkpoints:
         stops = planned_stops(
-            prompt.boundaries,
+            [place for place in prompt.boundaries if place.depth <= len(ids)],
             restored.cached_len,
             restored.shared_len,
-            len(prompt.ids),
+            len(ids),
             min_gap,
         )
     sequence = Sequence(job, restored, stops)

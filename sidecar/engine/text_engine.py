@@ -31,6 +31,7 @@ from sidecar.engine.source_maker import SourceMaker, Texts
 from sidecar.engine.speculation.lookup_drafter import Sources
 from sidecar.engine.speculation.source_forms import encoded_pieces
 from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.window_layers import SMALLEST_WINDOW
 from sidecar.output.splitter_check import splitter_faults
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_BY_DEFAULT = 32768  # when neither the request nor the user says
+_MAX_WINDOWS = 16  # of a prompt whose context rotates: it is computed all the same
 
 
 @dataclass(eq=False)
@@ -85,6 +87,34 @@ class TextEngine:
     def fitting_context(self) -> int:
         """Most tokens of prompt and answer that fit into memory now."""
         return self.guard.largest_context(self.max_context, self._admission.reserved)
+
+    def longest_prompt(self, options: GenerationOptions) -> int:
+        """Most tokens that are read of a request's prompt."""
+        if self._window(options) is None:
+            return self.max_context - 1  # there must be room for an answer
+        return self.max_context * _MAX_WINDOWS
+
+    def _window(self, options: GenerationOptions) -> int | None:
+        """
+        How many tokens a request's context keeps when it rotates; None: it does not.
+
+        Raises:
+            BadRequest: it asks for more than the model has, or KV is quantised.
+        """
+        asked, maximum = options.context_len, self.max_context
+        if asked is not None and not SMALLEST_WINDOW <= asked <= maximum:
+            raise BadRequest(
+                f"context_len must be {SMALLEST_WINDOW}..{maximum}, got {asked}",
+                param="context_len",
+            )
+        if asked is not None and self.model.quantization is not None:
+            raise BadRequest(
+                "context_len must be left out: KV is quantised here (KV_BITS), and a "
+                "window of such KV cannot rotate",
+                param="context_len",
+            )
+        is_rotating = self._config.context_overflow == "rotate"
+        return asked or (maximum if is_rotating else None)
 
     def forecast(self, lengths: tuple[int, int], max_tokens: int | None) -> Forecast:
         """Look ahead for a prompt of so many tokens, of which so many are stored."""
@@ -139,7 +169,9 @@ class TextEngine:
         if self.drafts(prompt, spec.n):
             sources = Sources(vocab_size=self.model.vocab_size)
         job = Job(replace(spec, constraint=constraint, sources=sources))
-        length, num_copies = len(job.spec.model_ids), job.spec.n
+        length, num_copies = job.spec.num_kept, job.spec.n
+        if len(job.spec.model_ids) > length:
+            num_copies += 1  # a window, and what is kept of it from before it rotates
 
         images = self._images(job.spec.prompt)
 
@@ -335,8 +367,8 @@ class TextEngine:
             prompt = replace(prompt, conversation=conversation)
         if not ids:
             raise BadRequest("the prompt is empty", param="messages")
-        room = self.max_context - len(ids)
-        if room < 1:
+        window, room = self._window(options), self.max_context - len(ids)
+        if room < 1 and (window is None or prompt.images):
             raise ContextLengthExceeded(
                 f"this model's maximum context length is {self.max_context} tokens, "
                 f"and the prompt has {len(ids)}",
@@ -350,9 +382,23 @@ class TextEngine:
         wanted = (
             options.max_tokens or self._config.default_max_tokens or _MAX_BY_DEFAULT
         )
-        max_tokens = min(wanted, room)
+        if options.context_len and prompt.images:
+            raise BadRequest(
+                "context_len must be left out: a context with images cannot rotate",
+                param="context_len",
+            )
+        if window is None or prompt.images:
+            wanted, window = min(wanted, room), None
+        elif len(ids) + wanted <= window:
+            window = None
         return JobSpec(
-            prompt, sampling, max_tokens, options.stop, options.n, options.top_logprobs
+            prompt,
+            sampling,
+            wanted,
+            options.stop,
+            options.n,
+            options.top_logprobs,
+            window=window,
         )
 
     def _check_ids(self, ids: Sequence[int], options: GenerationOptions) -> None:

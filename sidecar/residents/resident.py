@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from sidecar.core.conversation import Conversation, unknown, with_adapter
 from sidecar.core.errors import BadRequest, Unavailable
 from sidecar.core.prompt import Hit, ModelIds, ModelPrompt, SeenImage
-from sidecar.core.requests import ChatRequest, ClientInfo, Message
+from sidecar.core.requests import (
+    ChatRequest,
+    ClientInfo,
+    GenerationOptions,
+    Message,
+)
 from sidecar.engine.adapters.adapter_files import AdapterFiles, adapter_in
 from sidecar.engine.job import Forecast
 from sidecar.engine.text_engine import TextEngine
@@ -55,6 +60,7 @@ class ReadWith:
 
 
 NO_ADAPTER = ReadWith()
+_NO_OPTIONS = GenerationOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ class Resident:
             ContextLengthExceeded: it is so much too long that a part tells.
             RequestCancelled: the client is gone.
         """
-        longest = self.engine.max_context - 1  # there must be room for an answer
+        longest = self.engine.longest_prompt(request.options)
         salt = adapter.salt(self._salt(request.client))
         request = replace(request, client=adapter.client(request.client))
         readable, unseen = self._without_unseen(request)
@@ -243,17 +249,18 @@ class Resident:
         prompt: str | tuple[int, ...],
         client: ClientInfo,
         adapter: ReadWith = NO_ADAPTER,
+        options: GenerationOptions = _NO_OPTIONS,
     ) -> tuple[ModelPrompt, str]:
         """
         A raw completion's prompt, and its text: no template, nothing remembered.
 
         Args:
-            adapter: that it is read with.
+            adapter: that it is read with. options: what else is asked for.
         Raises:
             ContextLengthExceeded: it is so much too long that a part tells.
         """
         if isinstance(prompt, str):
-            longest = self.engine.max_context - 1
+            longest = self.engine.longest_prompt(options)
             check_length((prompt,), self.pipeline.encoder, longest, "prompt")
             ids, text = ModelIds(self.pipeline.encoder.encode(prompt).ids), prompt
         else:

@@ -271,7 +271,9 @@ class ChatService:
                     adapter = resources.enter_context(
                         self._read_with(resident, request)
                     )
-                    raw, text = resident.prepare_raw(prompt, request.client, adapter)
+                    raw, text = resident.prepare_raw(
+                        prompt, request.client, adapter, request.options
+                    )
                     resident.restore_raw(raw, _always)
                     resources.enter_context(resident.cache.reserved(raw))
                     sampling = self._sampling(resident, request)

@@ -492,6 +492,7 @@ class _Progress:
             reasoning_tokens=sum(choice.num_reasoning for choice in choices),
             accepted_tokens=accepted,
             rejected_tokens=drafted - accepted,
+            num_rotated=int(job.has_rotated),
         )
 
     def receipt(

@@ -318,6 +318,7 @@ def usage_dict(finished: Finished) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": _completion_details(usage),
+        **usage.rotated_field,
         **({"x_metrics": asdict(metrics)} if metrics else {}),
     }
 
