@@ -90,11 +90,11 @@ class TextEngine:
 
     def longest_prompt(self, options: GenerationOptions) -> int:
         """Most tokens that are read of a request's prompt."""
-        if self._window(options) is None:
+        if self.window(options) is None:
             return self.max_context - 1  # there must be room for an answer
         return self.max_context * _MAX_WINDOWS
 
-    def _window(self, options: GenerationOptions) -> int | None:
+    def window(self, options: GenerationOptions) -> int | None:
         """
         How many tokens a request's context keeps when it rotates; None: it does not.
 
@@ -176,7 +176,8 @@ class TextEngine:
         images = self._images(job.spec.prompt)
 
         def demand(others: Demand) -> Demand:
-            longest = self.max_context
+            # A full window is as long as the context, and needs no room behind it.
+            longest = self.max_context + (job.spec.window is not None)
             return self.guard.demand(length, num_copies, longest, others, images)
 
         self._take_in(job, demand)
@@ -367,7 +368,7 @@ class TextEngine:
             prompt = replace(prompt, conversation=conversation)
         if not ids:
             raise BadRequest("the prompt is empty", param="messages")
-        window, room = self._window(options), self.max_context - len(ids)
+        window, room = self.window(options), self.max_context - len(ids)
         if room < 1 and (window is None or prompt.images):
             raise ContextLengthExceeded(
                 f"this model's maximum context length is {self.max_context} tokens, "

@@ -501,15 +501,7 @@ def _ended(
     token_s, cached = resident.engine.token_s, usage.cached_tokens
     is_cold = report.earlier is None or report.lost_tokens(usage.prompt_tokens, cached)
     if receipt.ttft_s is not None and is_cold:
-        store = resident.engine.store
-        earlier = history.earlier_sessions
-        warmth = explain(request, prepared, cached, resident.memory, store, earlier)
-        warmth = replace(warmth, lost_s=round(warmth.lost * token_s, 3))
-    if warmth.cause == "text":
-        conversation = prepared.pending_turn.conversation
-        place = report.divergence
-        rule = history.recurring.rule_for(request, conversation, place, warmth.lost)
-        warmth = replace(warmth, rule=rule)
+        warmth = explain(request, prepared, usage, resident, history)
     return EndedRequest(
         request.request_id,
         time.time(),

@@ -8,10 +8,11 @@ the conversation say, not a guess from the figures (docs/reuse.md s13).
 
 import json
 import time
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from sidecar.core.conversation import Conversation, is_implicit
+from sidecar.core.events import Usage
 from sidecar.core.prompt import LOST_SLACK, CacheReport, Divergence, EarlierTurn
 from sidecar.core.requests import ChatRequest
 from sidecar.core.warmth import WARM, Warmth
@@ -19,6 +20,10 @@ from sidecar.kv.drops import Drop
 from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import PreparedPrompt
 from sidecar.service.earlier_sessions import EarlierSessions
+from sidecar.service.request_history import RequestHistory
+
+if TYPE_CHECKING:
+    from sidecar.residents.resident import Resident
 
 _WINDOW_CHARS = 40
 _NEARLY_ALL = 0.9  # of a prompt: nothing is to be explained
@@ -61,18 +66,35 @@ _NO_CHECKPOINT = _Reason(
 def explain(
     request: ChatRequest,
     prepared: PreparedPrompt,
-    cached_len: int,
-    memory: ConversationMemory,
-    store: Store,
-    earlier_sessions: EarlierSessions,
+    usage: Usage,
+    resident: "Resident",
+    history: RequestHistory,
 ) -> Warmth:
     """
-    What a prompt lost, of which so many tokens were reused, and why.
+    What a prompt lost, why, and the rule that mends it, if there is one.
 
     Args:
-        memory, store: of its model.
-        earlier_sessions: what is not known of its conversation yet is noted there.
+        usage: what of it was reused.
+        history: what is not known of its conversation yet is noted there.
     """
+    found = _explain(request, prepared, usage, resident, history.earlier_sessions)
+    found = replace(found, lost_s=round(found.lost * resident.engine.token_s, 3))
+    if found.cause != "text":
+        return found
+    conversation, place = prepared.pending_turn.conversation, prepared.report.divergence
+    rule = history.recurring.rule_for(request, conversation, place, found.lost)
+    return replace(found, rule=rule)
+
+
+def _explain(
+    request: ChatRequest,
+    prepared: PreparedPrompt,
+    usage: Usage,
+    resident: "Resident",
+    earlier_sessions: EarlierSessions,
+) -> Warmth:
+    memory, engine, cached_len = resident.memory, resident.engine, usage.cached_tokens
+    window = engine.window(request.options) if usage.num_rotated else None
     report, conversation = prepared.report, prepared.pending_turn.conversation
     lost = report.lost_tokens(prepared.num_tokens, cached_len)
     if report.earlier is None:
@@ -90,9 +112,11 @@ def explain(
             reason = _why_unknown(memory, conversation)
     elif not lost:
         return WARM
+    elif window and min(prepared.num_tokens, cached_len + LOST_SLACK) >= window:
+        reason = _rotated(window)
     else:
-        drop = store.find_drop(conversation, cached_len)
-        reason = _why_lost(report, report.earlier, store, drop, cached_len)
+        drop = engine.store.find_drop(conversation, cached_len)
+        reason = _why_lost(report, report.earlier, engine.store, drop, cached_len)
     place = _place(request, report) if _is_of_text(reason.cause) else None
     return Warmth(
         reason.cause,
@@ -138,6 +162,14 @@ def _why_new(report: CacheReport) -> _Reason:
         detail = "a new conversation; its beginning is another's"
         return _Reason("other_prefix", detail)
     return _Reason("first_seen", "a new conversation")
+
+
+def _rotated(window: int) -> _Reason:
+    detail = (
+        f"its context keeps {window} tokens and forgets its middle: what is behind "
+        "them is computed each time"
+    )
+    return _Reason("rotated", detail, "context_len")
 
 
 def _restarted(*, is_on_disk: bool) -> _Reason:

@@ -190,4 +190,5 @@ def test_what_cannot_be_is_refused(engine: TextEngine) -> None:
 def test_a_context_that_is_long_enough_does_not_rotate(engine: TextEngine) -> None:
     job = submit(engine, random_ids(1, 20), 28, context_len=WINDOW)
     finish(engine, job)
-    assert job.spec.window is None and not job.has_rotated
+    assert job.spec.window is None
+    assert not job.has_rotated
