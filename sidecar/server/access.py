@@ -17,8 +17,9 @@ from sidecar.server.page_files import page_files
 
 _EXCHANGE = "/admin/exchange"  # a code is its key
 _OPEN_PATHS = ("/health", "/ready", _EXCHANGE)
-# The second is this machine's in its own containers, and nobody's to rebind.
-_OWN_NAMES = ("localhost", "host.docker.internal")
+# This machine's name in its own containers. No page has it: a browser on this machine
+# asks the network's resolver for it, which may be anybody's.
+_NAME_IN_CONTAINERS = "host.docker.internal"
 # Images, scripts and links of a page bring no Origin; browsers say this of them.
 _OTHER_PAGES = ("cross-site", "same-site")
 # What is not for clients, but for who runs the server.
@@ -46,7 +47,7 @@ def check(
         raise Forbidden("a page of another site asks")
     if is_own and method != "GET" and headers.get("x-admin") != "1":
         raise Forbidden("a page changes something with the header X-Admin: 1 alone")
-    if not _is_own_host(headers.get("host", ""), config.allowed_hosts):
+    if not _is_own_host(headers, config.allowed_hosts):
         raise Forbidden("this host name is not in ALLOWED_HOSTS")
     if not config.api_key and _may_be_a_page(headers):
         raise Forbidden("from a browser ask for 127.0.0.1 or localhost")
@@ -139,15 +140,18 @@ def _may_be_a_page(headers: Mapping[str, str]) -> bool:
     return not is_trusted and headers.get("user-agent", "").startswith("Mozilla/")
 
 
-def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:
+def _is_own_host(headers: Mapping[str, str], allowed: tuple[str, ...]) -> bool:
+    header = headers.get("host", "")
     if not header:
         return True  # HTTP/1.0; a browser always sends one
     match = _HOST.fullmatch(header.lower())
     if match is None:
         return False
     name = match["v6"] or match["name"]
-    if name in _OWN_NAMES or name in allowed:
+    if name == "localhost" or name in allowed:
         return True
+    if name == _NAME_IN_CONTAINERS:
+        return not ("origin" in headers or "sec-fetch-site" in headers)
     try:
         ipaddress.ip_address(name)
     except ValueError:

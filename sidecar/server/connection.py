@@ -5,6 +5,7 @@ import http.server
 import io
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ _LINGER_S = 1.0
 _LEFT = 499  # the client did, before all was written
 # By name: a browser does not take `*` for Authorization.
 _CORS_HEADERS = "Authorization, Content-Type, X-API-Key, X-Request-ID"
+_CORS_METHODS = "GET, POST, DELETE, HEAD, OPTIONS"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9\-]+(, ?[A-Za-z0-9\-]+){0,63}")
 
 
 _MAX_JOINED = 1 << 16  # bytes: what is larger is not copied for it
@@ -357,7 +360,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         if origin in self.server.config.cors_allow_origins:
             self.send_header("Access-Control-Allow-Origin", str(origin))
-            self.send_header("Access-Control-Allow-Headers", _CORS_HEADERS)
+            asked = self.headers.get("Access-Control-Request-Headers", "")
+            names = asked if _HEADER_NAMES.fullmatch(asked) else _CORS_HEADERS
+            self.send_header("Access-Control-Allow-Headers", names)
+            self.send_header("Access-Control-Allow-Methods", _CORS_METHODS)
             self.send_header("Vary", "Origin")
         if self._is_chunked:
             self.send_header("Transfer-Encoding", "chunked")

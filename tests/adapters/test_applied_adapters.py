@@ -1,6 +1,7 @@
 """Adapters that become part of a model: DoRA, those of experts, whole weights."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -98,8 +99,8 @@ def applied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applied]:
 
     gpu_thread().call(make)
     named = {"MODEL_DIR": str(models), "MODEL_PATH": str(models / "dense"),
-             "ADAPTER_DIR": str(adapters), "KV_DISK_ENABLED": "true",
-             "KV_DISK_DIR": str(root / "kv")}  # fmt: skip
+             "ADAPTER_DIR": str(adapters), "KV_DISK_PERSISTENCE": "true",
+             "KV_DISK_MIN_PREFIX_TOKENS": "64"}  # fmt: skip
     with running_sidecar(named) as app:
         yield Applied(app, root)
 
@@ -131,6 +132,11 @@ def test_it_is_another_model(applied: Applied, model: str, adapter: str) -> None
     assert applied.load(model, None).status_code == 200
     found, cached = applied.said(model, further)
     assert found == applied.plain(model, None, further)
+    assert applied.load(model, folder).status_code == 200
+    found, cached = applied.said(model, further)  # from the disk, its own
+    assert found == applied.plain(model, folder, further)
+    assert cached > 200
+    assert applied.load(model, None).status_code == 200
 
 
 def test_a_named_adapter_does_not_stack_on_it(applied: Applied) -> None:
@@ -178,11 +184,36 @@ def _no_dropout(folder: Path) -> None:
     file.write_text(json.dumps(config))
 
 
+def _too_large(folder: Path) -> None:
+    weights = str(folder / "adapters.safetensors")
+
+    def spoil() -> None:
+        arrays = dict(mx.load(weights).items())  # type: ignore[union-attr]
+        mx.save_safetensors(weights, {n: a * 1e25 for n, a in arrays.items()})
+
+    gpu_thread().call(spoil)
+
+
+def _full_without_numbers(folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(folder.parent / "dense-full", folder)
+    _no_numbers(folder)
+
+
+def _a_pipe(folder: Path) -> None:
+    _full_without_numbers(folder)
+    (folder / "adapters.safetensors").unlink()
+    os.mkfifo(folder / "adapters.safetensors")
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
         (_other_shape, "incompatible tensors"),
         (_no_numbers, "no numbers"),
+        (_too_large, "is no number"),
+        (_full_without_numbers, "no numbers"),
+        (_a_pipe, "adapters.safetensors is no file"),
         (_other_kind, "of the type prefix"),
         (_no_dropout, "dropout"),
     ],

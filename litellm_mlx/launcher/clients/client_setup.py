@@ -20,6 +20,7 @@ from litellm_mlx.launcher.clients.opencode_agents import (
     opencode_agents,
     opencode_providers,
     opencode_settings,
+    require_unmanaged,
 )
 from litellm_mlx.launcher.clients.user import User
 from litellm_mlx.launcher.clients.user_files import (
@@ -34,6 +35,7 @@ MODEL = "local"
 NAME = "litellm-mlx"
 _FREE = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
 KEY = "LITELLM_MLX_KEY"
+_SESSIONS = {"-c", "--continue", "-s", "--session"}  # of opencode: one that was begun
 _ROOTS = "OPENCLAW_INCLUDE_ROOTS"  # folders that an $include may lie in
 _CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD",
            "MANTLE", "GATEWAY")  # fmt: skip  # of Claude Code: each beats the base URL
@@ -83,6 +85,7 @@ def claude_environ(server: Endpoint) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": server.url,
         "ANTHROPIC_AUTH_TOKEN": server.key,
         "ANTHROPIC_API_KEY": "",
+        "ANTHROPIC_UNIX_SOCKET": "",  # it beats the base URL
         "ANTHROPIC_MODEL": MODEL,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
         "ANTHROPIC_DEFAULT_SONNET_MODEL": MODEL,
@@ -249,6 +252,7 @@ def opencode_config(server: Endpoint) -> dict[str, Any]:
 
 def opencode(server: Endpoint, user: User) -> ClientSetup:
     """Opencode: settings in one variable of its environment, which beat all files."""
+    require_unmanaged(user)
     name = "OPENCODE_CONFIG_CONTENT"
     config = opencode_config(server)
     his = object_in(user.environ.get(name) or "{}", name)
@@ -257,7 +261,11 @@ def opencode(server: Endpoint, user: User) -> ClientSetup:
         config[kind] = dict.fromkeys(agents, {"model": config["model"]})
     config |= opencode_providers(settings, NAME)
     environ = {name: json.dumps(merged(his, config))}
-    return ClientSetup("opencode", (), environ, given=user.arguments)
+    words = {word.partition("=")[0] for word in user.arguments}
+    # A session goes on with the model that it had, unless one is named.
+    is_older = words & _SESSIONS and not words & {"-m", "--model"}
+    ours = ("-m", config["model"]) if is_older else ()
+    return ClientSetup("opencode", ours, environ, given=user.arguments)
 
 
 def qwen_environ(server: Endpoint) -> dict[str, str]:

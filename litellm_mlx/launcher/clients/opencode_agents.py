@@ -6,22 +6,20 @@ user, of the project and the folders above it), or at the head of a file of Mark
 """
 
 import os
-import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from litellm_mlx.launcher.clients.agent_files import agent_files
 from litellm_mlx.launcher.clients.user import User
-from litellm_mlx.launcher.clients.user_files import user_json
+from litellm_mlx.launcher.clients.user_files import Unreadable, user_json
 
 _FILES = ("opencode.json", "opencode.jsonc")
 _KINDS = ("agent", "mode")  # in settings: `mode` wins; folders may have a plural
-_HEAD = re.compile(r"\A---\r?\n(.*?)^---", re.DOTALL | re.MULTILINE)
-_MODEL = re.compile(r"^\W*model\W*:", re.MULTILINE)
-_MAX_HEAD = 1 << 16
-_MAX_FILES = 10_000  # below a folder of agents; a link may lead into itself
+_MANAGED = "OPENCODE_TEST_MANAGED_CONFIG_DIR"  # as opencode's own tests name it
+_CHOOSING = ("model", "small_model", "provider", *_KINDS, "enabled_providers",
+             "disabled_providers")  # fmt: skip
 _Agents = dict[str, set[str]]
 
 
@@ -48,6 +46,41 @@ def opencode_settings(user: User, said: Mapping[str, Any]) -> list[Mapping[str, 
     return [said, *map(user_json, files)]
 
 
+def require_unmanaged(user: User) -> None:
+    """
+    Refuse settings of the machine's owner that choose a model: they beat ours.
+
+    Raises:
+        Unreadable: there are; names their file.
+    """
+    default = "/etc/opencode"
+    if sys.platform == "darwin":
+        default = "/Library/Application Support/opencode"
+    folder = Path(user.environ.get(_MANAGED) or default)
+    for file in (folder / name for name in _FILES):
+        if chosen := [name for name in _CHOOSING if name in user_json(file)]:
+            raise Unreadable(
+                f"{file} says what {chosen[0]} is, and beats whatever is said here: "
+                "start opencode without litellm-mlx launch"
+            )
+
+
+def own_choice_fault(user: User, provider: str) -> str | None:
+    """Why what is written into its settings would not act; None: it would."""
+    settings = opencode_settings(user, {})
+    if agents := opencode_agents(user, settings):
+        names = ", ".join(sorted({name for each in agents.values() for name in each}))
+        return f"agents of yours have a model of their own ({names})"
+    for said in settings:
+        if not str(said.get("model") or f"{provider}/").startswith(f"{provider}/"):
+            return f"another of its files says that the model is {said['model']}"
+        if provider in (said.get("disabled_providers") or ()):
+            return f"disabled_providers names {provider}"
+        if provider not in (said.get("enabled_providers") or (provider,)):
+            return f"enabled_providers does not name {provider}"
+    return None
+
+
 def opencode_agents(
     user: User, settings: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, list[str]]:
@@ -58,7 +91,8 @@ def opencode_agents(
     for folder in dict.fromkeys(_folders(user)):
         for kind in _KINDS:
             for name in (kind, f"{kind}s"):
-                found["agent"].update(in_markdown(folder / name))
+                for file in agent_files(folder / name):
+                    found["agent"] |= file.names
     return {kind: sorted(names) for kind, names in found.items() if names}
 
 
@@ -87,7 +121,9 @@ def _folders(user: User) -> Iterator[Path]:
     yield user.home / ".opencode"
     if own := user.environ.get("OPENCODE_CONFIG_DIR"):
         yield Path(own)
-    for project in (Path.cwd(), *_named_folders(user)):
+    said = Path(user.environ.get("PWD") or ".")  # where it thinks that it is
+    here = [said] if said.is_dir() else []
+    for project in (Path.cwd(), *here, *_named_folders(user)):
         for folder in (project, *project.parents):
             yield folder
             yield folder / ".opencode"
@@ -107,35 +143,3 @@ def _take(found: _Agents, said: Mapping[str, Any]) -> None:
         for name, agent in agents.items() if isinstance(agents, dict) else ():
             if isinstance(agent, dict) and agent.get("model"):
                 found[kind].add(name)
-
-
-def in_markdown(folder: Path) -> Iterator[str]:
-    """Agents of a folder's Markdown files whose heads name a model, by their paths."""
-    num_left = _MAX_FILES
-    for place, _, names in os.walk(folder, followlinks=True):
-        num_left -= len(names) + 1
-        if num_left < 0:
-            return
-        for name in names:
-            file = Path(place, name)
-            if file.suffix == ".md" and file.is_file() and _has_model(file):
-                yield file.relative_to(folder).with_suffix("").as_posix()
-
-
-def head_of(file: Path) -> str:
-    """What stands between the two lines at the head of a file; "": nothing."""
-    try:
-        with file.open(encoding="utf-8-sig", errors="replace") as text:
-            head = _HEAD.match(text.read(_MAX_HEAD))
-    except OSError:
-        return ""  # its client says so itself
-    return head[1] if head else ""
-
-
-def _has_model(file: Path) -> bool:
-    head = head_of(file)
-    try:
-        said = yaml.safe_load(head)
-    except (yaml.YAMLError, RecursionError):
-        return bool(_MODEL.search(head))
-    return isinstance(said, dict) and bool(said.get("model"))

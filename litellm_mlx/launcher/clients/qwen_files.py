@@ -14,7 +14,7 @@ from typing import Any
 
 from dotenv import dotenv_values
 
-from litellm_mlx.launcher.clients.opencode_agents import head_of, in_markdown
+from litellm_mlx.launcher.clients.agent_files import agent_files
 from litellm_mlx.launcher.clients.user import User
 from litellm_mlx.launcher.clients.user_files import Unreadable, user_json
 
@@ -25,7 +25,7 @@ _DEFAULTS_NAME = "system-defaults.json"
 _PROVIDERS = ("openai-responses", "anthropic", "gemini", "vertex-ai", "qwen-oauth")
 _NO_URL = ("qwen-oauth", "vertex-ai")  # whose address no variable says
 _ENV_FILES = (".env", ".qwen/.env")  # in the user's home
-_MODEL = re.compile(r"\s*model\s*:\s*[\"']?([\w-]+):", re.IGNORECASE)
+_FOREIGN = re.compile(rf"\b({'|'.join(_NO_URL)})\s*:", re.IGNORECASE)
 
 
 def qwen_home(user: User) -> Path:
@@ -117,13 +117,11 @@ def require_local_agents(user: User) -> None:
     folders = [home / "agents" for home in homes]
     folders += [place for home in homes for place in home.glob("extensions/*/agents")]
     for folder in folders:
-        for name in in_markdown(folder):
-            file = folder / f"{name}.md"
-            provider = next(iter(_MODEL.findall(head_of(file))), "")
-            if provider in _NO_URL:
+        for file in agent_files(folder):
+            if found := _FOREIGN.search(str(file.said["model"])):
                 raise Unreadable(
-                    f"{file} has a model of {provider}, which would be sent what is "
-                    "said; take the model out of it"
+                    f"{file.path} has a model of {found[1]}, which would be sent what "
+                    "is said; take the model out of it"
                 )
 
 

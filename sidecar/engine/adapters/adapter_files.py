@@ -90,7 +90,7 @@ class AdapterFolder:
         for name in self.names():
             folder = (self.root or Path()) / name
             with contextlib.suppress(OSError, ValueError, RecursionError):
-                _stat_of(folder / WEIGHTS)
+                stat_of(folder / WEIGHTS)
                 found[name] = described(folder).base
         return found
 
@@ -137,7 +137,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
     Raises:
         OSError, ValueError: it is none that can be served in a bank; says why.
     """
-    config, found_stat = described(folder), _stat_of(folder / WEIGHTS)
+    config, found_stat = described(folder), stat_of(folder / WEIGHTS)
     # A copied file may have the times of the one that it replaced, but for the last.
     key = (found_stat.st_ino, found_stat.st_mtime_ns, found_stat.st_ctime_ns)
     digest = _digest(
@@ -174,7 +174,7 @@ def described(folder: Path, kinds: Sequence[str] = ("lora",)) -> _Described:
     Raises:
         OSError, ValueError: it is none of these kinds, or says what cannot be.
     """
-    _stat_of(folder / CONFIG)  # a pipe would be waited for
+    stat_of(folder / CONFIG)  # a pipe would be waited for
     with (folder / CONFIG).open("rb") as file:
         config = json.loads(file.read(_MAX_CONFIG_BYTES))
     if not isinstance(config, dict):
@@ -197,7 +197,13 @@ def described(folder: Path, kinds: Sequence[str] = ("lora",)) -> _Described:
     return _Described(kind, base, rank, _checked_scale(parameters.get("scale")))
 
 
-def _stat_of(file: Path) -> os.stat_result:
+def stat_of(file: Path) -> os.stat_result:
+    """
+    What a file is known by.
+
+    Raises:
+        ValueError: it is a pipe or a folder. OSError: it is not there.
+    """
     found = file.stat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{file.name} is no file")

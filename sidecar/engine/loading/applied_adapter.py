@@ -7,6 +7,7 @@ and slots have a key of their own. mlx-lm's own loader reads it.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,18 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from sidecar.engine.adapters.adapter_files import CONFIG, WEIGHTS, described
+from sidecar.engine.adapters.adapter_files import (
+    CONFIG,
+    WEIGHTS,
+    described,
+    stat_of,
+)
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.weights import weights_nbytes
 from sidecar.infra.safetensors_header import read_entries
 
 _KINDS = ("lora", "dora", "full")
+_TRIED = [1, 2, 3]  # ids that every vocabulary has
 
 
 def is_for_a_model(folder: Path) -> bool:
@@ -29,7 +36,9 @@ def is_for_a_model(folder: Path) -> bool:
     Raises:
         OSError, ValueError: it cannot be served at all; says why.
     """
-    if described(folder, _KINDS).kind != "lora":
+    kind = described(folder, _KINDS).kind
+    stat_of(folder / WEIGHTS)  # a pipe would be waited for, for good
+    if kind != "lora":
         return True
     shapes = (entry.get("shape") for entry in read_entries(folder / WEIGHTS).values())
     return any(isinstance(shape, list) and len(shape) > 2 for shape in shapes)
@@ -47,27 +56,42 @@ def applied(model: LoadedModel, folder: Path) -> LoadedModel:
     network: Any = model.model
     if not hasattr(network, "layers"):  # as mlx-vlm has read it
         network = network.language_model
+    files = [folder / CONFIG, folder / WEIGHTS]
+    found = [_identity(file) for file in files]
     load_adapters(network, str(folder))
     network.eval()
+    mx.eval(network.parameters())
+    digest = _digest(files)
+    if found != [_identity(file) for file in files]:
+        raise OSError("its files have changed while they were read")
+    read = set(read_entries(folder / WEIGHTS))
     if not all(
         bool(mx.isfinite(array).all().item())
         for name, array in tree_flatten(network.parameters())
-        if name.endswith((".lora_a", ".lora_b", ".m"))
+        if name in read and mx.issubdtype(array.dtype, mx.floating)
     ):
         raise ValueError("the adapter's weights are no numbers")
-    mx.eval(network.parameters())
+    logits = model.forward(mx.array([_TRIED]), model.new_cache(), None, ())
+    if not bool(mx.isfinite(logits).all().item()):
+        raise ValueError("what the model says with the adapter is no number")
     return replace(
         model,
-        key=f"{model.key}+{_digest(folder)}",
+        key=f"{model.key}+{digest}",
         num_bytes=weights_nbytes(model.model),
         applied=folder.name,
+        applied_digest=digest,
     )
 
 
-def _digest(folder: Path) -> str:
+def _identity(file: Path) -> tuple[int, ...]:
+    found = stat_of(file)
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _digest(files: Sequence[Path]) -> str:
     """Of what it is, not of when it was written."""
     found = hashlib.sha256()
-    for name in (CONFIG, WEIGHTS):
-        with (folder / name).open("rb") as file:
+    for path in files:
+        with path.open("rb") as file:
             found.update(hashlib.file_digest(file, "sha256").digest())
     return found.hexdigest()[:16]

@@ -37,6 +37,7 @@ class LoadedModel:
         adapters: what its rows may be read with besides.
         draft: a small model that drafts its answers (DRAFT_MODEL).
         applied: the name of an adapter that is part of it; "": none is.
+        applied_digest: of that adapter's files.
     """
 
     name: str
@@ -57,6 +58,7 @@ class LoadedModel:
     adapters: AdapterBank = field(default_factory=AdapterBank)
     draft: "LoadedModel | None" = None
     applied: str = ""
+    applied_digest: str = ""
 
     @property
     def all_bytes(self) -> int:

@@ -102,9 +102,10 @@ def identity_of(
 
 
 def platform_parts(model: LoadedModel) -> dict[str, Any]:
-    """On what a model's arithmetic hangs beside its own files."""
-    kv = model.quantization
+    """On what a model's arithmetic hangs beside the files of its own folder."""
+    kv, adapter = model.quantization, model.applied_digest
     return {
+        **({"adapter": adapter} if adapter else {}),
         "kv": [kv.bits, kv.group_size, kv.start] if kv else None,
         "sees": model.vision_encoder is not None,
         "libraries": [f"{name} {package_version(name)}" for name in _LIBRARIES],
