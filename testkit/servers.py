@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from sidecar.app import App, build, serve_in_thread
+from sidecar.config.names import known_names
 from sidecar.config.setting_sources import SettingSources
 from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
 from sidecar.server.listener import Listener
@@ -34,6 +35,8 @@ def running_sidecar(
         "CACHE_SELFTEST": "off",  # seconds a start; tested in tests/engine
         **(settings or {}),
     }
+    unread = flags.keys() - known_names()
+    assert not unread, f"no setting is called {unread}"
     sources = SettingSources(flags, NO_FILE, {})
     app = build(sources.config(), extra_processors, sources=sources)
     thread = serve_in_thread(app)

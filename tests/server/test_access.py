@@ -83,6 +83,17 @@ def test_foreign_host_names(host: str) -> None:
         check(ServerConfig(allowed_hosts=("mac.lan",)), "GET", "/x", {"host": host})
 
 
+def test_a_containers_name_for_this_machine_is_no_pages() -> None:
+    """A program there comes in; a browser might have been told another address."""
+    headers = {"host": "host.docker.internal:8080"}
+    check(ServerConfig(), "POST", "/v1/chat/completions", headers)
+    page = {"origin": "http://host.docker.internal:8080", "x-admin": "1"}
+    for more in (page, {"sec-fetch-site": "same-origin"}, {"user-agent": "Mozilla/5"}):
+        for path in ("/admin/settings", "/v1/models"):
+            with pytest.raises(Forbidden):
+                check(ServerConfig(), "POST", path, headers | more)
+
+
 @pytest.mark.parametrize("origin", ["null", "", "http://localhost", ORIGIN + ":1"])
 def test_foreign_origins(origin: str) -> None:
     """Any Origin that is not listed is refused: browsers send it, clients do not."""
@@ -197,13 +208,27 @@ def test_a_browser_app_of_an_allowed_origin_gets_through(locked: App) -> None:
     assert preflight.status == 204
     assert preflight.header("access-control-allow-origin") == ORIGIN
     allowed = preflight.header("access-control-allow-headers") or ""
-    assert {"Authorization", "Content-Type"} <= set(allowed.split(", "))
+    assert allowed == "authorization"
+    methods = preflight.header("access-control-allow-methods") or ""
+    assert {"GET", "POST", "DELETE"} <= set(methods.split(", "))
     assert ask(locked, request(CHAT, chat_body(), headers[:1])).status == 401
     keyed = (headers[0], f"Authorization: Bearer {KEY}")
     answer = ask(locked, request(CHAT, chat_body(), keyed))
     assert answer.status == 200
     assert answer.header("access-control-allow-origin") == ORIGIN
     assert answer.header("vary") == "Origin"
+
+
+@pytest.mark.parametrize("asked", ["x-stainless-os, content-type", "a\tb", ""])
+def test_a_preflight_lists_the_headers_that_are_asked_for(
+    locked: App, asked: str
+) -> None:
+    """An SDK has some of its own; what is no list of names is not said again."""
+    headers = (f"Origin: {ORIGIN}", f"Access-Control-Request-Headers: {asked}")
+    preflight = ask(locked, request(CHAT, headers=headers, method="OPTIONS"))
+    allowed = preflight.header("access-control-allow-headers") or ""
+    assert (allowed == asked) == asked.startswith("x-")
+    assert "content-type" in allowed.lower()
 
 
 def test_a_preflight_from_elsewhere_is_refused(locked: App) -> None:

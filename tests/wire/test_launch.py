@@ -270,7 +270,15 @@ def test_other_providers_of_qwen_codes_are_asked_here_as_well(user: User) -> Non
 def test_an_agent_that_cannot_be_led_here_is_refused(user: User, folder: str) -> None:
     agents = user.home / folder
     agents.mkdir(parents=True)
-    (agents / "helper.md").write_text("---\nmodel: 'qwen-oauth:coder'\n---\nHelp.\n")
+    for line in (
+        "model: 'qwen-oauth:coder'",
+        '"model": qwen-oauth:coder',
+        "model: >-\n  qwen-oauth:coder",
+        "model: !!str qwen-oauth:coder",
+        "model: [qwen-oauth:coder",
+    ):
+        (agents / "helper.md").write_text(f"---\n{line}\n---\nHelp.\n")
+        assert user.launch("qwen").returncode == 1
     done = user.launch("qwen")
     assert done.returncode == 1
     assert "helper.md has a model of qwen-oauth" in done.stderr
@@ -337,7 +345,12 @@ def test_opencodes_agents_are_on_the_local_model(user: User, tmp_path: Path) -> 
         config / "agents/review.md": "---\nmodel: o/d\n---\nRead.\n",
         config / "agents/marked.md": '\ufeff---\n"model": o/d\n---\n',
         config / "agents/odd.md": "---\na: [\nmodel: o/d\n---\n",
+        config / "agents/json.md": '---json\n{"model": "o/d", "name": "title"}\n---\n',
+        config / "agents/spaced.md": "--- \nmodel: o/d\n---\n",
+        config / "agents/endless.md": "---\nmodel: o/d\n",
+        config / "agents/long.md": f"---\n# {'x' * 70_000}\nmodel: o/d\n---\n",
         config / "agents/free.md": "---\nmode: all\n---\nmodel: none\n",
+        config / "agents/ruled.md": "----\nmodel: none\n----\n",
         far / "linked.md": "---\n{model: o/d}\n---\n",
     }
     for file, text in heads.items():
@@ -359,9 +372,73 @@ def test_opencodes_agents_are_on_the_local_model(user: User, tmp_path: Path) -> 
     ours = {"model": "litellm-mlx/local"}
     assert said["mode"] == {"own": ours}
     assert said["agent"].pop("build") == {"temperature": 0.5, **ours}
-    names = {"review", "marked", "odd", "sub/linked", "there", "said"}
+    names = {"review", "marked", "odd", "sub/linked", "there", "said", "title"}
+    names |= {"json", "spaced", "endless", "long"}
     assert {name for name, agent in said["agent"].items() if agent == ours} >= names
-    assert not {"free", "plan", "folder"} & set(said["agent"])
+    assert not {"free", "plan", "folder", "ruled"} & set(said["agent"])
+
+
+@pytest.mark.parametrize(
+    ("words", "has_ours"),
+    [
+        (("run", "-c", "on"), True),
+        (("--session=ses_1",), True),
+        (("run", "-c", "--model", "litellm-mlx/local"), False),
+        (("run", "new"), False),
+    ],
+)
+def test_an_older_session_of_opencodes_is_on_the_local_model(
+    user: User, words: tuple[str, ...], has_ours: bool
+) -> None:
+    """It would go on with the model that it was begun with."""
+    argv = json.loads(user.launch("opencode", "--", *words).stdout)["argv"]
+    ours = ["-m", "litellm-mlx/local"] if has_ours else []
+    assert argv == [*ours, *words]
+
+
+def test_opencodes_managed_settings_are_not_beaten(user: User, tmp_path: Path) -> None:
+    """Those that choose a model end the start, with the file's name."""
+    managed = {"OPENCODE_TEST_MANAGED_CONFIG_DIR": str(tmp_path)}
+    file = tmp_path / "opencode.json"
+    file.write_text('{"theme": "ours"}')
+    assert user.launch("opencode", **managed).returncode == 7  # the client's own
+    file.write_text('{"agent": {"build": {"model": "o/d"}}}')
+    done = user.launch("opencode", **managed)
+    assert done.returncode == 1
+    assert f"{file} says what agent is" in done.stderr
+
+
+def test_opencode_looks_where_it_thinks_that_it_is(user: User, tmp_path: Path) -> None:
+    (tmp_path / "opencode.json").write_text('{"agent": {"far": {"model": "o/d"}}}')
+    told = json.loads(user.launch("opencode", PWD=str(tmp_path)).stdout)
+    config = json.loads(told["env"]["OPENCODE_CONFIG_CONTENT"])
+    assert config["agent"]["far"] == {"model": "litellm-mlx/local"}
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "why"),
+    [
+        (".config/opencode/opencode.json", '{"agent": {"build": {"model": "o/d"}}}',
+         "agents of yours have a model of their own (build)"),
+        (".opencode/opencode.json", '{"model": "o/d"}', "the model is o/d"),
+        (".config/opencode/opencode.json", '{"enabled_providers": ["o"]}',
+         "enabled_providers does not name litellm-mlx"),
+        (".config/opencode/opencode.json", '{"disabled_providers": ["litellm-mlx"]}',
+         "disabled_providers names litellm-mlx"),
+        (".config/opencode/opencode.json", '{"model": "o/d"}', ""),
+    ],
+)  # fmt: skip
+def test_opencodes_settings_are_not_written_where_they_would_not_act(
+    user: User, place: str, text: str, why: str
+) -> None:
+    """Another model in the same file is the one that is replaced."""
+    (user.home / place).parent.mkdir(parents=True, exist_ok=True)
+    (user.home / place).write_text(text)
+    done = user.launch("opencode", "--write", "--yes")
+    assert done.returncode == bool(why)
+    assert why in done.stderr
+    if why:
+        assert (user.home / place).read_text() == text
 
 
 def test_opencodes_lists_of_providers_have_the_local_one(user: User) -> None:

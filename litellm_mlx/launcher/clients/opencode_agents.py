@@ -68,12 +68,14 @@ def require_unmanaged(user: User) -> None:
 def own_choice_fault(user: User, provider: str) -> str | None:
     """Why what is written into its settings would not act; None: it would."""
     settings = opencode_settings(user, {})
+    written = user_json(opencode_home(user) / _FILES[0])
     if agents := opencode_agents(user, settings):
         names = ", ".join(sorted({name for each in agents.values() for name in each}))
         return f"agents of yours have a model of their own ({names})"
     for said in settings:
-        if not str(said.get("model") or f"{provider}/").startswith(f"{provider}/"):
-            return f"another of its files says that the model is {said['model']}"
+        model = str(said.get("model") or provider)
+        if model.partition("/")[0] != provider and said != written:
+            return f"another of its files says that the model is {model}"
         if provider in (said.get("disabled_providers") or ()):
             return f"disabled_providers names {provider}"
         if provider not in (said.get("enabled_providers") or (provider,)):

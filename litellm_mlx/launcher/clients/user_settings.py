@@ -29,7 +29,10 @@ from litellm_mlx.launcher.clients.client_setup import (
     qwen_environ,
     qwen_providers,
 )
-from litellm_mlx.launcher.clients.opencode_agents import opencode_home
+from litellm_mlx.launcher.clients.opencode_agents import (
+    opencode_home,
+    own_choice_fault,
+)
 from litellm_mlx.launcher.clients.user import User
 
 
@@ -75,6 +78,8 @@ def _opencode(server: Endpoint, user: User) -> UserSettings:
     commented = folder / "opencode.jsonc"
     if commented.exists():
         return UserSettings(commented, None, _text(keys))
+    if why := own_choice_fault(user, NAME):
+        return UserSettings(folder / "opencode.json", None, _text(keys), why)
     return _json(folder / "opencode.json", keys)
 
 
