@@ -238,6 +238,9 @@ FAULTS = {
     "readable keys": Fault(
         _readable, "can be read by others", lambda m: m.env_file.chmod(0o600),
         "chmod 600"),
+    "a line without an end": Fault(
+        _setting("MLX_API_KEY", '"a-long-key'), "line 1 of", _without("MLX_API_KEY"),
+        "mend line 1"),
     "no such model": Fault(
         _setting("MODEL_PATH", "/nonexistent/model"), "there is no such folder",
         _without("MODEL_PATH"), "correct MODEL_PATH"),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from dotenv.parser import parse_stream
 from packaging.requirements import Requirement
 
 from litellm_mlx.launcher.doctor.finding import Finding
@@ -33,11 +34,23 @@ def check_set_up(
         *_packages(),
         *_disk(settings.run_dir.parent),
         *_env_mode(settings.env_path),
+        *_env_lines(settings.env_path),
     ]
     yield from found
     if all(one.state == "ok" for one in found):
         version = ".".join(map(str, python))
         yield Finding("set-up", "ok", f"Python {version}, packages within bounds")
+
+
+def _env_lines(file: Path) -> Iterator[Finding]:
+    """Those that are no NAME=value, or whose quote does not end."""
+    if not file.is_file():
+        return
+    with file.open(encoding="utf-8", errors="replace") as text:
+        lines = [one.original.line for one in parse_stream(text) if one.error]
+    if lines:
+        found = f"line {lines[0]} of {file} is not read: it is no NAME=value"
+        yield Finding("set-up", "bad", found, f"mend line {lines[0]} of {file}")
 
 
 def _python(python: tuple[int, int]) -> Iterator[Finding]:
