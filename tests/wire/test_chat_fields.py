@@ -186,3 +186,20 @@ def test_what_was_drafted_is_counted_through_litellm(
     details = usage.completion_tokens_details
     assert details.accepted_prediction_tokens > 0
     assert details.rejected_prediction_tokens >= 0
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_a_context_rotates_through_litellm(proxy: Proxy, app: App, route: str) -> None:
+    """It is done on every route; the sidecar's own page says so."""
+    words = "Tell me of many things that are far away. " * 20
+    long = {name: words for name in BODIES[route] if name in ("input", "prompt")}
+    if not long:
+        long = {"messages": [{"role": "user", "content": words}]}
+    whole = post(proxy, route, **long)
+    answer = post(proxy, route, **long, context_len=64)
+    assert (answer.status_code, HEADER in answer.headers) == (200, False), answer.text
+    assert "x_context_rotated" not in whole.text
+    assert "x_context_rotated" in answer.text
+    refused = post(proxy, route, **long, context_len=3)
+    assert refused.status_code == 400
+    assert "context_len must be 16.." in refused.text
