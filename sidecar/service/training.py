@@ -226,6 +226,12 @@ class TrainingService:
             training.request,
             training.request.job,
         )
+        if applied := engine.model.applied:
+            raise BadRequest(
+                f"{resident.name} is read with {applied}, which is part of it: an "
+                "adapter that is trained on both could not be served",
+                param="model",
+            )
         check = self._checking(training)
         examples = read_examples(request.rows, engine.model.tokenizer, job, check)
         _require_rows(max(max(ids) for ids, _ in examples), engine.model.vocab_size)

@@ -15,6 +15,7 @@ from mlx_lm.utils import load_model
 
 from sidecar.app import App
 from sidecar.engine.gpu_thread import gpu_thread
+from testkit.raw_http import eventually
 from testkit.servers import running_sidecar
 from testkit.tiny_adapters import make_adapter, plain_answers, quantized
 from testkit.tiny_models import make_model
@@ -149,6 +150,23 @@ def test_a_named_adapter_does_not_stack_on_it(applied: Applied) -> None:
     finally:
         assert applied.load("dense", None).status_code == 200
     assert applied.ask("dense", IDS[:9], adapter="plain").status_code == 200
+
+
+def test_nothing_is_trained_on_it_that_could_not_be_served(applied: Applied) -> None:
+    assert applied.load("dense", applied.root / "dense-full").status_code == 200
+    body = {"model": "dense", "name": "more", "data": [{"text": "a b c"}], "iters": 1}
+    url = f"{applied.app.url}/native/train"
+    found = httpx.post(url, json=body, timeout=60).json()
+
+    def state() -> dict[str, str]:
+        read: dict[str, str] = httpx.get(f"{url}/{found['id']}", timeout=60).json()
+        return read
+
+    try:
+        assert eventually(lambda: state()["state"] == "failed")
+        assert "is read with dense-full, which is part of it" in state()["error"]
+    finally:
+        assert applied.load("dense", None).status_code == 200
 
 
 def _other_shape(folder: Path) -> None:
