@@ -73,6 +73,7 @@ class BatchAnswer:
 
     Args:
         error: why there is nothing, or no more; "": nothing went wrong.
+        rotated_field: says that its context has forgotten its middle, if it has.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -81,6 +82,7 @@ class BatchAnswer:
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str | None = None
     error: str = ""
+    rotated_field: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,6 +311,7 @@ class ModelPrompt:
         conversation: that asks; None: no client's, and as new as its admission.
         images: what stands in `ids` for images.
         adapter: the row of the model's bank that it is read with; 0: no adapter.
+        window: tokens of it that a context which rotates keeps; None: all.
     """
 
     ids: ModelIds
@@ -318,6 +319,12 @@ class ModelPrompt:
     conversation: Conversation | None = None
     images: tuple[PlacedImage, ...] = ()
     adapter: int = 0
+    window: int | None = None
+
+    @property
+    def reusable_ids(self) -> ModelIds:
+        """As much of it as is computed and kept as any prompt is."""
+        return self.ids if self.window is None else ModelIds(self.ids[: self.window])
 
     @property
     def session(self) -> str:

@@ -167,7 +167,7 @@ def read_options(fields: Fields, top_logprobs: int | None) -> GenerationOptions:
         max_ttft_s=fields.number("mlx_max_ttft_s", 0.001, 86400),
         wants_progress=_wants_progress(fields),
         adapter=_adapter(fields),
-        context_len=fields.integer("context_len", 0, _MAX_TOKENS),
+        context_len=fields.integer("context_len", -_MAX_TOKENS, _MAX_TOKENS),
     )
 
 

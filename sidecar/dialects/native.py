@@ -181,6 +181,7 @@ def _batch_answer(one: BatchAnswer, custom: frozenset[str]) -> dict[str, Any]:
         "text": one.text,
         "finish_reason": one.finish_reason,
         "error": one.error or None,
+        **one.rotated_field,
     }
     if one.reasoning:
         said["reasoning"] = one.reasoning

@@ -204,6 +204,11 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._adapters |= batch._adapters
         super().extend(batch)
 
+    def num_left(self, uid: int) -> int:
+        """How many tokens a row has still to say."""
+        row = self.uids.index(uid)
+        return cast(int, self.max_tokens[row] - self._num_tokens[row])
+
     def take_out(self, uid: int, layers: KVLayers) -> Self:
         """
         Move a row to a batch of its own, the step that is in hand with it.

@@ -190,11 +190,13 @@ class DecodeBatches:
         """Rows of the next batch that hold a whole window, and are to rotate first."""
         if not self._windows or not self._batches:
             return []
+        batch = self._batches[0]
         return [
             uid
-            for uid in self._batches[0].uids
+            for uid in batch.uids
             if uid not in self._rotated
             and self._lengths[uid] >= self._windows.get(uid, math.inf)
+            and batch.num_left(uid) > 1  # the last one is fed to nobody
         ]
 
     def rotate(self, uid: int, layers: KVLayers) -> None:

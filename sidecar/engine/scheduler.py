@@ -51,7 +51,7 @@ from sidecar.kv.kv_layers import (
     evaluate,
 )
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.window_layers import windowed
+from sidecar.kv.window_layers import forgets, windowed
 from sidecar.output.stop_strings import StopStrings
 
 
@@ -452,7 +452,6 @@ class BatchScheduler:
     def _rotate(self, uid: int, row: ChoiceRow) -> None:
         """Let a row whose window is full forget from here on."""
         layers = self._decode_batches.extract(uid)
-        row.job.has_rotated = True
         if row.choice == 0:
             held = ModelIds(row.kv_ids[: row.job.spec.window])
             row.sequence.leave_batch(layers)
@@ -461,6 +460,7 @@ class BatchScheduler:
             row.sequence.enter_batch(lambda: self._decode_batches.extract(uid))
         else:
             layers = windowed(layers)
+            row.job.has_rotated |= forgets(layers)
         self._decode_batches.rotate(uid, layers)
 
     def _decode(self) -> None:

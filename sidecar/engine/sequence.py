@@ -27,7 +27,7 @@ from sidecar.kv.kv_layers import (
     take_checkpoint,
 )
 from sidecar.kv.prefix_tree import Restored
-from sidecar.kv.window_layers import windowed
+from sidecar.kv.window_layers import forgets, windowed
 
 if TYPE_CHECKING:
     from sidecar.kv.prefix_store import PrefixStore
@@ -119,7 +119,8 @@ class Sequence:
         self._keep(store, ids, ids)
         self._layers = windowed(borrow_layers(self._layers))
         evaluate(self._layers)
-        self._has_rotated = self.job.has_rotated = True
+        self._has_rotated = True
+        self.job.has_rotated |= forgets(self._layers)
         self.checkpoints.clear()
 
     def enter_batch(self, extract: Callable[[], KVLayers]) -> None:

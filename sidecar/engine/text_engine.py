@@ -116,19 +116,37 @@ class TextEngine:
         is_rotating = self._config.context_overflow == "rotate"
         return asked or (maximum if is_rotating else None)
 
-    def forecast(self, lengths: tuple[int, int], max_tokens: int | None) -> Forecast:
-        """Look ahead for a prompt of so many tokens, of which so many are stored."""
+    def windowed(self, prompt: ModelPrompt, options: GenerationOptions) -> ModelPrompt:
+        """The same, with the window that its context keeps if it is longer."""
+        window = self.window(options)
+        if window is None or prompt.images or len(prompt.ids) <= window:
+            return prompt
+        return replace(prompt, window=window)
+
+    def forecast(
+        self,
+        lengths: tuple[int, int],
+        max_tokens: int | None,
+        window: int | None = None,
+    ) -> Forecast:
+        """
+        Look ahead for a prompt of so many tokens, of which so many are stored.
+
+        Args:
+            window: tokens that its context keeps; None: all.
+        """
         (total, cached), pacer = lengths, self._loop.pacer
         largest = self.fitting_context
         num_before = self._loop.prefills.num_ahead + total - cached
         ttft_s = num_before * pacer.rate.seconds + pacer.decode_step_s
-        num_new = min(max_tokens or 256, max(1, largest - total))
+        held = total if window is None else min(total, window - 1)
+        num_new = min(max_tokens or 256, max(1, largest - held))
         return Forecast(
             prompt_tokens=total,
             cached_tokens=cached,
             predicted_ttft_s=round(ttft_s, 4),
             predicted_s=round(ttft_s + num_new * pacer.decode_step_s, 4),
-            fits=total < largest,
+            fits=held < largest,
             max_context_tokens=largest,
             queued=self._admission.num_open,
         )
@@ -170,14 +188,14 @@ class TextEngine:
             sources = Sources(vocab_size=self.model.vocab_size)
         job = Job(replace(spec, constraint=constraint, sources=sources))
         length, num_copies = job.spec.num_kept, job.spec.n
-        if len(job.spec.model_ids) > length:
+        if job.spec.window is not None:
             num_copies += 1  # a window, and what is kept of it from before it rotates
 
         images = self._images(job.spec.prompt)
 
         def demand(others: Demand) -> Demand:
             # A full window is as long as the context, and needs no room behind it.
-            longest = self.max_context + (job.spec.window is not None)
+            longest = max(self.max_context, length + 1)
             return self.guard.demand(length, num_copies, longest, others, images)
 
         self._take_in(job, demand)
@@ -368,10 +386,13 @@ class TextEngine:
             prompt = replace(prompt, conversation=conversation)
         if not ids:
             raise BadRequest("the prompt is empty", param="messages")
-        window, room = self.window(options), self.max_context - len(ids)
-        if room < 1 and (window is None or prompt.images):
+        window = None if prompt.images else self.window(options)
+        longest = self.max_context - 1
+        if window is not None:
+            longest = self.longest_prompt(options)
+        if len(ids) > longest:
             raise ContextLengthExceeded(
-                f"this model's maximum context length is {self.max_context} tokens, "
+                f"this model's maximum context length is {longest + 1} tokens, "
                 f"and the prompt has {len(ids)}",
                 num_tokens=len(ids),
             )
@@ -380,27 +401,35 @@ class TextEngine:
         if options.n > maximum:
             raise BadRequest(f"n must be 1..{maximum}, got {options.n}", param="n")
         self._check_ids(prompt.read_ids, options)
-        wanted = (
-            options.max_tokens or self._config.default_max_tokens or _MAX_BY_DEFAULT
-        )
         if options.context_len and prompt.images:
             raise BadRequest(
                 "context_len must be left out: a context with images cannot rotate",
                 param="context_len",
             )
-        if window is None or prompt.images:
-            wanted, window = min(wanted, room), None
-        elif len(ids) + wanted <= window:
-            window = None
+        max_tokens = self._max_tokens(len(ids), options, window)
+        if window is not None and len(ids) + max_tokens <= window + 1:
+            window = None  # the last token is fed to nobody
         return JobSpec(
             prompt,
             sampling,
-            wanted,
+            max_tokens,
             options.stop,
             options.n,
             options.top_logprobs,
             window=window,
         )
+
+    def _max_tokens(
+        self, length: int, options: GenerationOptions, window: int | None
+    ) -> int:
+        """Of the answer; where nobody says, no more than the context has room for."""
+        asked = options.max_tokens
+        wanted = asked or self._config.default_max_tokens or _MAX_BY_DEFAULT
+        if window is None:
+            return min(wanted, self.max_context - length)
+        if asked is not None:
+            return asked
+        return min(wanted, window - length if length < window else window)
 
     def _check_ids(self, ids: Sequence[int], options: GenerationOptions) -> None:
         """Ids the model has no row for would be read out of bounds."""

@@ -53,14 +53,14 @@ class KVCache:
         if self.disk is None or not hit.disk_len:
             return hit
         conversation = prompt.conversation or unknown(self.store.generation)
-        if self.disk.restore(prompt.ids, conversation, hit, is_wanted):
+        if self.disk.restore(prompt.reusable_ids, conversation, hit, is_wanted):
             return replace(hit, restore_s=0.0)
-        return self.store.lookup(prompt.ids, prompt.salt)
+        return self.store.lookup(prompt.reusable_ids, prompt.salt)
 
     @contextmanager
     def reserved(self, prompt: ModelPrompt) -> Iterator[None]:
         """Evict what memory has of a prompt only if nothing else is left."""
-        reservation = self.store.reserve(prompt.ids, prompt.salt)
+        reservation = self.store.reserve(prompt.reusable_ids, prompt.salt)
         try:
             yield
         finally:

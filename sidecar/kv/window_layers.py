@@ -12,7 +12,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
-from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.kv_layers import KVLayers, atoms
 
 NUM_FIRST = 4  # tokens that are never forgotten
 SMALLEST_WINDOW = 16
@@ -69,6 +69,11 @@ def windowed(cache: KVLayers) -> KVLayers:
     The arrays are shared until one of the two is written to.
     """
     return [_windowed(layer) for layer in cache]
+
+
+def forgets(cache: KVLayers) -> bool:
+    """Whether any layer is such a window; a recurrent one forgets by itself."""
+    return any(isinstance(atom, WindowKVCache) for atom in atoms(cache))
 
 
 def _windowed(layer: Any) -> Any:

@@ -200,7 +200,19 @@ class Resident:
         prepared = self.pipeline.prepare(readable, salt, longest, is_connected, seen)
         _decode_first(prepared)
         model = replace(prepared.model, adapter=adapter.row)
-        return replace(prepared, unseen=unseen, model=model)
+        prepared = replace(prepared, unseen=unseen, model=model)
+        return self._windowed(prepared, request.options)
+
+    def _windowed(
+        self, prepared: PreparedPrompt, options: GenerationOptions
+    ) -> PreparedPrompt:
+        """The same, of which no more is reused than its context keeps."""
+        model = self.engine.windowed(prepared.model, options)
+        if model.window is None:
+            return prepared
+        asked_by = prepared.pending_turn.conversation
+        hit = self.cache.lookup(model.reusable_ids, asked_by)
+        return replace(prepared, model=model).with_hit(hit)
 
     def _without_unseen(
         self, request: ChatRequest
@@ -227,7 +239,7 @@ class Resident:
 
     def forecast(self, prepared: PreparedPrompt, maximum: int | None) -> Forecast:
         """What a prompt will cost, the time to bring some of it back included."""
-        found = self.engine.forecast(prepared.lengths, maximum)
+        found = self.engine.forecast(prepared.lengths, maximum, prepared.model.window)
         found = found.later(self.engine.look_s(prepared.model))
         return found.later(prepared.hit.restore_s)
 
@@ -241,7 +253,7 @@ class Resident:
     def restore_raw(self, prompt: ModelPrompt, is_wanted: Callable[[], bool]) -> Hit:
         """Have in memory what the disk holds of a raw prompt; what is held then."""
         asked_by = prompt.conversation or unknown(self.engine.store.generation)
-        hit = self.cache.lookup(prompt.ids, asked_by)
+        hit = self.cache.lookup(prompt.reusable_ids, asked_by)
         return self.cache.restore(prompt, hit, is_wanted)
 
     def prepare_raw(
@@ -273,7 +285,8 @@ class Resident:
             generation=self.memory.generation,
             is_batch=client.is_batch,
         )
-        return ModelPrompt(ids, conversation=conversation, adapter=adapter.row), text
+        model = ModelPrompt(ids, conversation=conversation, adapter=adapter.row)
+        return self.engine.windowed(model, options), text
 
     def _salt(self, client: ClientInfo) -> str:
         """

@@ -17,7 +17,7 @@ from sidecar.core.errors import (
     SidecarError,
     ValidationFailed,
 )
-from sidecar.core.events import CollectedAnswer, Event, broken_as_text
+from sidecar.core.events import CollectedAnswer, Event, Finished, broken_as_text
 from sidecar.core.native import (
     AttentionRequest,
     BatchAnswer,
@@ -218,6 +218,7 @@ def _batch_answer(events: Sequence[Event], error: str = "") -> BatchAnswer:
         tuple(said.calls),
         said.end.reason if said.end else None,
         error,
+        next((e.usage.rotated_field for e in events if isinstance(e, Finished)), {}),
     )
 
 

@@ -35,6 +35,7 @@ def served(request: pytest.FixtureRequest, model_folder: ModelFolder) -> Iterato
         "MODEL_PATH": str(model_folder(request.param)),
         "PREFILL_STEP_SIZE": "32",
         "CACHE_SELFTEST": "on_load",
+        "MAX_KV_SIZE": "1000",
     }
     with running_sidecar(settings) as app:
         yield app
@@ -187,8 +188,25 @@ def test_what_cannot_be_is_refused(engine: TextEngine) -> None:
         submit(engine, random_ids(1, maximum))
 
 
-def test_a_context_that_is_long_enough_does_not_rotate(engine: TextEngine) -> None:
-    job = submit(engine, random_ids(1, 20), 28, context_len=WINDOW)
-    finish(engine, job)
-    assert job.spec.window is None
-    assert not job.has_rotated
+@pytest.mark.parametrize("num_prompt", [20, WINDOW])
+def test_a_context_that_is_long_enough_does_not_rotate(
+    served: App, engine: TextEngine, num_prompt: int
+) -> None:
+    """The last token of an answer is fed to nobody, and needs no place."""
+    ids = random_ids(1, num_prompt)
+    for num_tokens, rotates in ((WINDOW - num_prompt + 1, False),
+                                (WINDOW - num_prompt + 2, True)):  # fmt: skip
+        job = submit(engine, ids, num_tokens, context_len=WINDOW)
+        [said] = finish(engine, job).choices
+        assert job.has_rotated == rotates
+        assert list(said.ids) == by_library(served, engine, ids, num_tokens)
+
+
+def test_a_whole_context_rotates_too(served: App, engine: TextEngine) -> None:
+    """With the largest window that can be asked for."""
+    maximum = engine.max_context
+    ids = random_ids(2, maximum - 3)
+    whole = run(engine, ids, 3).choices[0].ids
+    job = submit(engine, ids, 6, context_len=maximum)
+    assert finish(engine, job).choices[0].ids[:3] == whole
+    assert job.has_rotated

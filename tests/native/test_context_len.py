@@ -63,7 +63,7 @@ def test_a_stream_says_it_with_its_usage(native_app: App, route: str) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_bad_length_names_its_range(ask: Ask, route: str) -> None:
-    for asked in (0, 15, 12_001):
+    for asked in (-1, 0, 15, 12_001):
         status, body = ask(route, **ROUTES[route], model="dense", context_len=asked)
         assert status == 400
         assert "context_len must be 16..12000" in json.dumps(body)
@@ -88,6 +88,28 @@ def test_the_page_says_why_it_is_computed_again(native_app: App, ask: Ask) -> No
     assert warmth["lost"] > 0
 
 
+def test_it_is_foreseen_by_what_is_reused(native_app: App, ask: Ask) -> None:
+    """However much is held of the prompt, no more than a window of it is."""
+    talk = [{"role": "user", "content": "Foresee. " + WORDS * 3}]
+    body = {"model": "dense", "max_tokens": 2, "messages": talk}
+    ask("/v1/chat/completions", **body)
+    url = f"{native_app.url}/v1/chat/completions"
+    whole = httpx.post(url, json=body, timeout=60)
+    num_prompt = whole.json()["usage"]["prompt_tokens"]
+    assert int(whole.headers["x-mlx-cached-tokens"]) == num_prompt - 1
+    _, probe = ask("/v1/cache/probe", **body, context_len=64)
+    assert (probe["cached_tokens"], probe["fits"]) == (63, True)
+    found = httpx.post(url, json={**body, "context_len": 64}, timeout=60)
+    assert int(found.headers["x-mlx-cached-tokens"]) == 63
+    assert found.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 63
+
+
+def test_a_batch_says_it_of_each_answer(ask: Ask) -> None:
+    body = {"model": "dense", "max_tokens": 4, "context_len": 64}
+    _, found = ask("/native/batch_generate", prompts=[WORDS, "short"], **body)
+    assert [row.get("x_context_rotated") for row in found["results"]] == [True, None]
+
+
 def test_a_setting_rotates_what_would_be_refused(tmp_path: Path) -> None:
     """What fits is as ever; without the setting the same prompt is a 400."""
     folder = str(make_model(tmp_path / "dense", "dense"))
@@ -103,9 +125,17 @@ def test_a_setting_rotates_what_would_be_refused(tmp_path: Path) -> None:
         answer = httpx.post(f"{app.url}/v1/completions", json=body, timeout=60)
         assert answer.json()["usage"]["x_context_rotated"] is True
         assert answer.json()["choices"] == asked.json()["choices"]
-        huge = {**body, "prompt": WORDS * 20}
-        refused = httpx.post(f"{app.url}/v1/completions", json=huge, timeout=60)
-        assert refused.status_code == 400
+        url = f"{app.url}/v1/completions"
+        probed = {"messages": [{"role": "user", "content": WORDS}]}
+        probe = httpx.post(f"{app.url}/v1/cache/probe", json=probed, timeout=60)
+        assert probe.json()["fits"] is True
+        for num_tokens, status in ((16 * 128, 200), (16 * 128 + 1, 400)):
+            huge = {**body, "prompt": [7] * num_tokens}
+            assert httpx.post(url, json=huge, timeout=60).status_code == status
+        endless = {"prompt": [7] * 20, "temperature": 0}
+        ended = httpx.post(url, json=endless, timeout=60).json()["usage"]
+        assert ended["completion_tokens"] <= 108
+        assert "x_context_rotated" not in ended
 
 
 def test_quantised_windows_are_refused(tmp_path: Path) -> None:
