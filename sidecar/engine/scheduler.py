@@ -151,6 +151,8 @@ logger = logging.getLogger(__name__)
 # Beside the settings of a request: what a test harness wants to add to each row.
 ExtraProcessors = Callable[[Job, int], list[LogitsProcessor]]
 _STEPS_BETWEEN_CLEARS = 512
+_WINDOW_CHUNK = 512  # tokens: the mask of a window has a row for each of them
+_MASK_BYTES = 4  # of a place in it, while it is made
 # After a first token its reader runs before the next step's graph takes the GIL.
 _HAND_OVER_S = 50e-6
 
@@ -357,6 +359,8 @@ class BatchScheduler:
         window, quantization = sequence.job.spec.window, self._model.quantization
         held = min(sequence.done, window or sequence.done)
         chunk = self.guard.fitting_chunk(held, chunk)
+        if sequence.has_rotated:
+            chunk = min(chunk, _WINDOW_CHUNK)
         seams = [window] if window else [quantization.start] if quantization else []
         end = sequence.end_of_chunk(chunk, seams)
         if unseen := sequence.unseen(end):
@@ -365,6 +369,8 @@ class BatchScheduler:
             return
         num_new = end - sequence.done
         needed = self.guard.model.peak_bytes(held + num_new, num_new)
+        if sequence.has_rotated:
+            needed += _MASK_BYTES * num_new * (held + num_new)
         self._make_room(sequence, needed)
         ids = sequence.job.spec.prompt.read_ids
         started = time.perf_counter()
@@ -451,9 +457,10 @@ class BatchScheduler:
 
     def _rotate(self, uid: int, row: ChoiceRow) -> None:
         """Let a row whose window is full forget from here on."""
+        held = ModelIds(row.kv_ids[: row.job.spec.window])
+        self.guard.process.relieve(self.guard.model.kv_bytes(len(held)))
         layers = self._decode_batches.extract(uid)
         if row.choice == 0:
-            held = ModelIds(row.kv_ids[: row.job.spec.window])
             row.sequence.leave_batch(layers)
             row.sequence.rotate(self._store, held)
             layers = row.sequence.layers

@@ -59,7 +59,7 @@ class Sequence:
         self._layers = restored.cache
         self._extract: Callable[[], KVLayers] | None = None
         self._lease = restored.lease
-        self._has_rotated = False
+        self.has_rotated = False
         self._prompt_images: PromptImages | None = None
 
     @property
@@ -106,7 +106,7 @@ class Sequence:
 
     def register(self, store: "PrefixStore") -> None:
         """Let other sequences copy the KV of its prompt from it."""
-        if not self._has_rotated:
+        if not self.has_rotated:
             store.register(self._lease, self.done_ids)
 
     def rotate(self, store: "PrefixStore", ids: ModelIds) -> None:
@@ -119,7 +119,7 @@ class Sequence:
         self._keep(store, ids, ids)
         self._layers = windowed(borrow_layers(self._layers))
         evaluate(self._layers)
-        self._has_rotated = True
+        self.has_rotated = True
         self.job.has_rotated |= forgets(self._layers)
         self.checkpoints.clear()
 
@@ -145,7 +145,7 @@ class Sequence:
             ids: what is kept. end: what the KV is of, if a next turn may go on from
                 there: a checkpoint is taken.
         """
-        if self._has_rotated:  # it was kept before, and is no prefix's KV any more
+        if self.has_rotated:  # it was kept before, and is no prefix's KV any more
             store.budget.released.hold(arrays_of(self._layers))
         else:
             self._keep(store, ids, end)

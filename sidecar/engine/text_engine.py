@@ -188,7 +188,7 @@ class TextEngine:
             sources = Sources(vocab_size=self.model.vocab_size)
         job = Job(replace(spec, constraint=constraint, sources=sources))
         length, num_copies = job.spec.num_kept, job.spec.n
-        if job.spec.window is not None:
+        if len(job.spec.model_ids) > length:
             num_copies += 1  # a window, and what is kept of it from before it rotates
 
         images = self._images(job.spec.prompt)

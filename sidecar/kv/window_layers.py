@@ -35,7 +35,6 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]
         Returns:
             None for all, "causal", or an array of shape (num_new, keys).
         """
-        num_last = self.max_size - self.keep
         if num_new == 1:
             return None if window_size is None else self._own_window(window_size)
         held = min(self.max_size - 1, self.offset)
@@ -43,23 +42,24 @@ class WindowKVCache(RotatingKVCache):  # type: ignore[misc]
             return super().make_mask(num_new, None, True) if return_array else "causal"
         keys = mx.arange(held + num_new)[None]
         queries = mx.arange(held, held + num_new)[:, None]
-        seen = (keys < self.keep) | (queries < keys + num_last)
+        num_last = self.max_size - self.keep
+        seen = (queries >= keys) & ((keys < self.keep) | (queries < keys + num_last))
         if window_size is not None:
-            seen &= queries < keys + window_size
-        return seen & (queries >= keys)
+            forgotten = self.offset - held  # places between the first ones and the rest
+            places = mx.where(keys < self.keep, keys, keys + forgotten)
+            seen &= queries + forgotten < places + window_size
+        return seen
 
     def _own_window(self, window_size: int) -> mx.array | None:
         """What the next token sees through a window of the model's own."""
         if self.offset < window_size:
             return None
-        if self.offset < self.max_size:
-            return cast(
-                mx.array, mx.arange(self.offset + 1) > self.offset - window_size
-            )
-        place = self._idx if self._idx < self.max_size else self.keep
-        keys, num_last = mx.arange(self.max_size), self.max_size - self.keep
-        age = (place - keys) % num_last
-        return cast(mx.array, (keys >= self.keep) & (age < window_size))
+        places = mx.arange(min(self.offset + 1, self.max_size))
+        if self.offset >= self.max_size:
+            written = self._idx if self._idx < self.max_size else self.keep
+            age = (written - places) % (self.max_size - self.keep)
+            places = mx.where(places < self.keep, places, self.offset - age)
+        return cast(mx.array, places > self.offset - window_size)
 
 
 def windowed(cache: KVLayers) -> KVLayers:
