@@ -122,7 +122,7 @@ def proxy(
     model_folder: Callable[[str], Path],
 ) -> Iterator[Proxy]:
     """With a model that is quick behind thousands of tokens."""
-    settings = {"ENABLE_THINKING": "false", "MODEL_PATH": str(model_folder("dense"))}
+    settings = {"DEFAULT_THINKING": "false", "MODEL_PATH": str(model_folder("dense"))}
     folder = tmp_path_factory.mktemp("proxy")
     with (
         running_sidecar(settings, held(seen)) as app,

@@ -44,7 +44,7 @@ def say(prompt: Prompt) -> str:
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[App]:
-    settings = {"CACHE_SELFTEST": "off", "ENABLE_THINKING": "false"}
+    settings = {"CACHE_SELFTEST": "off", "DEFAULT_THINKING": "false"}
     with running_sidecar(settings, scripted(say)) as running:
         yield running
 
