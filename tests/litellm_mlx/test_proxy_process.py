@@ -20,7 +20,9 @@ def test_garbage_is_collected_again_when_it_serves(
         seen.append((gc.isenabled(), prog_name))
 
     fake.run_server = run_server  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "litellm", fake)
+    # Its parts as well: another test may have imported the real ones, but not all.
+    for name in ("litellm", "litellm.proxy", "litellm.proxy.proxy_server"):
+        monkeypatch.setitem(sys.modules, name, fake)
     monkeypatch.setattr(gc, "freeze", lambda: None)  # of the tests' own objects
     proxy_process.main()
     assert seen == [(True, "litellm")]
