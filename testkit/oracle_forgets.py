@@ -75,7 +75,10 @@ class ForgettingPlayer(RestartingPlayer):
         self._warm = {key: at for key, at in self._warm.items() if key[0] != session}
         if self._rig.store.needs_checkpoints:
             # An end that two have said is of the one who said it last (docs/disk.md).
-            self._warm = {k: at for k, at in self._warm.items() if k[1] not in theirs}
+            ends = {end for ids in theirs for end in _ends(ids)}
+            self._warm = {
+                key: at for key, at in self._warm.items() if not ends & _ends(key[1])
+            }
         anywhere, in_memory = self._depths(), self._depths_in_memory()
         url = f"{self._rig.app.url}/admin/cache/forget"
         answer = httpx.post(url, json={"session": session}, timeout=60)
@@ -161,6 +164,11 @@ class ForgettingPlayer(RestartingPlayer):
             self._said[self._speaker].add(said)
             if self._is_answered:  # else not all of it is computed, or remembered
                 self._warm[self._speaker, said] = self.num_restarts
+
+
+def _ends(ids: ModelIds) -> set[ModelIds]:
+    """Where what was said may be kept to: its last token may not be computed."""
+    return {ids, ModelIds(ids[:-1])}
 
 
 def _is_whole(ids: ModelIds, depth: int) -> bool:
