@@ -391,8 +391,9 @@ class TextEngine:
         if window is not None:
             longest = self.longest_prompt(options)
         if len(ids) > longest:
+            maximum = longest if window is not None else self.max_context
             raise ContextLengthExceeded(
-                f"this model's maximum context length is {longest + 1} tokens, "
+                f"this model's maximum context length is {maximum} tokens, "
                 f"and the prompt has {len(ids)}",
                 num_tokens=len(ids),
             )
@@ -422,14 +423,14 @@ class TextEngine:
     def _max_tokens(
         self, length: int, options: GenerationOptions, window: int | None
     ) -> int:
-        """Of the answer; where nobody says, no more than the context has room for."""
+        """Of the answer; where nobody says, no more than the context keeps."""
         asked = options.max_tokens
         wanted = asked or self._config.default_max_tokens or _MAX_BY_DEFAULT
         if window is None:
             return min(wanted, self.max_context - length)
         if asked is not None:
             return asked
-        return min(wanted, window - length if length < window else window)
+        return min(wanted, window)
 
     def _check_ids(self, ids: Sequence[int], options: GenerationOptions) -> None:
         """Ids the model has no row for would be read out of bounds."""

@@ -76,6 +76,7 @@ class Resident:
         leave: what becomes of its conversations when the weights are gone.
         ocr: what it is asked where a client sends a picture alone; "": nothing.
         adapter_folder: of the adapter that it is read with where a request names none.
+        files: says what its files, and its adapter's, are known again by.
     """
 
     engine: TextEngine
@@ -88,6 +89,7 @@ class Resident:
     unsupported_images: str = "auto"
     ocr: str = ""
     adapter_folder: Path | None = None
+    files: Callable[[], str] = str
 
     @property
     def disk(self) -> DiskCache | None:

@@ -105,7 +105,7 @@ class TextLoader:
             tell("selftest")
             self._prove(engine, kept, known, key)
             _try_adapter(engine, own, spec)
-            resident = self._resident_of(engine, kept, model, own)
+            resident = self._resident_of(engine, kept, model, own, spec)
             shared.gpu.call(shared.process.sample)
             shared.gpu.call(shared.process.count_buffers)
         except BaseException:
@@ -187,7 +187,7 @@ class TextLoader:
         known = self._shared.capabilities
         if known.find(spec.id) is None:
             return None  # no file is read for it
-        files = files_digest(source.folder)
+        files = files_digest(source.folder, _adapter_path(spec))
         known.check(spec.id, files)
         return known.tool_parser(spec.id, files)
 
@@ -311,6 +311,7 @@ class TextLoader:
         kept: KeptModel,
         model: LoadedModel,
         adapter_folder: Path | None,
+        spec: ModelSpec,
     ) -> Resident:
         def leave() -> None:
             if model.vision_encoder is not None:
@@ -341,6 +342,7 @@ class TextLoader:
             self._config.images.unsupported,
             ocr_prompt(read_config(model.folder) or {}),
             adapter_folder,
+            functools.partial(files_digest, model.folder, _adapter_path(spec)),
         )
 
     def _give_up(
@@ -354,6 +356,10 @@ class TextLoader:
         self._shared.kept.keep(model.key, kept, kept.tested)
 
 
+def _adapter_path(spec: ModelSpec) -> Path | None:
+    return Path(spec.adapter_path).expanduser() if spec.adapter_path else None
+
+
 def _adapter_folder(spec: ModelSpec) -> Path | None:
     """
     Where the adapter is that a model is read with; None: nowhere.
@@ -361,16 +367,17 @@ def _adapter_folder(spec: ModelSpec) -> Path | None:
     Raises:
         ModelLoadFailed: it cannot be served.
     """
-    if spec.adapter_path is None:
+    folder = _adapter_path(spec)
+    if folder is None:
         return None
-    folder = Path(spec.adapter_path).expanduser()
     try:
         if not is_for_a_model(folder):
             adapter_in(folder)
     except BadRequest as error:
         raise _no_adapter(spec, error.message) from None
     except OSError as error:
-        raise _no_adapter(spec, f"{error.strerror}: {CONFIG}") from None
+        name = Path(error.filename or CONFIG).name
+        raise _no_adapter(spec, f"{error.strerror}: {name}") from None
     except (ValueError, RecursionError) as error:
         raise _no_adapter(spec, str(error)) from None
     return folder

@@ -25,7 +25,6 @@ from sidecar.core.requests import (
     Tool,
 )
 from sidecar.engine.loading.checkpoint_files import read_config
-from sidecar.engine.loading.model_identity import files_digest
 from sidecar.output.format_search import find_parser, parser_of, read_call
 from sidecar.output.output_syntax import OutputSyntax
 from sidecar.output.reasoning_splitter import new_splitter
@@ -115,8 +114,7 @@ class CapabilityProbe:
         with self._pool.lease(name) as leased:
             if not isinstance(leased, Resident):
                 return True  # its kind says what it does
-            files = files_digest(leased.engine.model.folder)
-            found = self._records.find_of(self._pool.entry(name).id, files)
+            found = self._records.find_of(self._pool.entry(name).id, leased.files())
         return found is not None and not found.as_dict()["is_outdated"]
 
     def run(self, name: str, is_connected: Callable[[], bool]) -> Steps:
@@ -206,7 +204,7 @@ class _Asking:
         config = read_config(model.folder) or {}
         self._record = replace(
             record,
-            files=files_digest(model.folder),
+            files=resident.files(),
             model_type=str(config.get("model_type", "")),
             family=self._syntax.family.name,
             supports_images=resident.takes_images,

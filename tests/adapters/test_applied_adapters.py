@@ -152,6 +152,23 @@ def test_a_named_adapter_does_not_stack_on_it(applied: Applied) -> None:
     assert applied.ask("dense", IDS[:9], adapter="plain").status_code == 200
 
 
+def test_what_was_found_out_of_the_base_is_not_its(applied: Applied) -> None:
+    """The record of a probe is of the files that were probed, the adapter's too."""
+
+    def files() -> str:
+        with applied.app.pool.lease("dense") as resident:
+            found: str = resident.files()
+            return found
+
+    seen = {}
+    for folder in (None, applied.root / "dense-dora", applied.root / "adapters/plain"):
+        assert applied.load("dense", folder).status_code == 200
+        seen[folder] = files()
+    assert len(set(seen.values())) == 3
+    assert applied.load("dense", None).status_code == 200
+    assert files() == seen[None]
+
+
 def test_nothing_is_trained_on_it_that_could_not_be_served(applied: Applied) -> None:
     assert applied.load("dense", applied.root / "dense-full").status_code == 200
     body = {"model": "dense", "name": "more", "data": [{"text": "a b c"}], "iters": 1}
@@ -218,6 +235,10 @@ def _full_without_numbers(folder: Path) -> None:
     _no_numbers(folder)
 
 
+def _no_weights(folder: Path) -> None:
+    (folder / "adapters.safetensors").unlink()
+
+
 def _a_pipe(folder: Path) -> None:
     _full_without_numbers(folder)
     (folder / "adapters.safetensors").unlink()
@@ -232,6 +253,7 @@ def _a_pipe(folder: Path) -> None:
         (_too_large, "is no number"),
         (_full_without_numbers, "no numbers"),
         (_a_pipe, "adapters.safetensors is no file"),
+        (_no_weights, "No such file or directory: adapters.safetensors"),
         (_other_kind, "of the type prefix"),
         (_no_dropout, "dropout"),
     ],

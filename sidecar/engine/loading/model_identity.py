@@ -17,6 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from sidecar.engine.adapters.adapter_files import CONFIG, WEIGHTS
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import is_as_loaded
 from sidecar.infra.package_version import package_version
@@ -123,10 +124,19 @@ def weight_identities(folder: Path) -> list[str]:
     return [f"{file.name} {_identity(file)}" for file in _weight_files(folder)]
 
 
-def files_digest(folder: Path) -> str:
-    """What a model's files are known again by, in one; "": they cannot be read."""
+def files_digest(folder: Path, adapter: Path | None = None) -> str:
+    """
+    What a model's files are known again by, in one; "": they cannot be read.
+
+    Args:
+        adapter: the folder of the adapter that it is read with.
+    """
     try:
         parts = [*weight_identities(folder), *small_files(folder)]
+        if adapter is not None:
+            parts += [
+                f"adapter {_identity(adapter / name)}" for name in (CONFIG, WEIGHTS)
+            ]
     except OSError:
         return ""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
