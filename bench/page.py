@@ -3,11 +3,11 @@ What open admin pages cost running streams, and how soon they are answered.
 
     python -m bench page [--model FOLDER] [--pages 3] [--streams 8] [--rounds 6]
 
-A process of its own asks what the page asks, once a second, all pages at one moment,
-while the streams run. Tokens that came in the half second after the pages asked are
-compared with those of the half second before: a machine that changes its speed from one
-second to the next changes both. A page is open in all of it, and what it costs is paid
-in the first half, so the rate beside pages is the mean of both. A browser's own work is
+A process of its own asks what the page asks, once a second, one page a tenth of a
+second after the other, while the streams run. Tokens that came in the half second from
+the first one on are compared with those of the half second before: a machine that
+changes its speed from one second to the next changes both. What open pages cost is paid
+in that first half, so the rate beside them is the mean of both. A browser's own work is
 not counted: it draws on other cores than the model's, or on this machine's two.
 """
 
@@ -29,15 +29,17 @@ from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, sidecar
 
 _HALF_S = 0.5
+_WARM_UP = 64  # tokens
 _PAGES = """
 import json, sys, threading, time, httpx
 url, pages = sys.argv[1], int(sys.argv[2])
 times, began, closed = [], [], threading.Event()
 together = threading.Barrier(pages, action=lambda: began.append(time.perf_counter()))
-def page():
+def page(number):
     client, last = httpx.Client(), 0
     while True:
         together.wait()
+        time.sleep(0.1 * number)
         asked = time.perf_counter()
         client.get(url + "/admin/state")
         times.append(time.perf_counter() - asked)
@@ -47,7 +49,7 @@ def page():
             together.abort()
             return
 threading.excepthook = lambda fault: None  # pages that wait for others at the end
-threads = [threading.Thread(target=page) for _ in range(pages)]
+threads = [threading.Thread(target=page, args=(n,)) for n in range(pages)]
 for thread in threads: thread.start()
 sys.stdin.read()
 closed.set()
@@ -74,10 +76,10 @@ def main(argv: list[str]) -> int:
         make_if_absent(setup)
         rounds = list[list[Answer]]()
         with sidecar(setup) as port:
-            _streams(port, options)  # warms up
+            _streams(port, options.streams, _WARM_UP)
             with _open_pages(port, options.pages) as found:
                 for _ in range(options.rounds):
-                    rounds.append(_streams(port, options))
+                    rounds.append(_streams(port, options.streams, options.max_tokens))
     pairs = [pair for answers in rounds for pair in _halves(answers, found["began"])]
     sys.stdout.write(_report(pairs, sorted(found["times"]), options.pages))
     return 0
@@ -99,9 +101,9 @@ def _open_pages(port: int, num_pages: int) -> Iterator[dict[str, Any]]:
         pages.wait()
 
 
-def _streams(port: int, options: argparse.Namespace) -> list[Answer]:
-    bodies = [{"prompt": random_ids(64)} for _ in range(options.streams)]
-    return ask_all(port, "/v1/completions", bodies, options.max_tokens)
+def _streams(port: int, count: int, max_tokens: int) -> list[Answer]:
+    bodies = [{"prompt": random_ids(64)} for _ in range(count)]
+    return ask_all(port, "/v1/completions", bodies, max_tokens)
 
 
 def _halves(answers: list[Answer], asked: list[float]) -> list[tuple[int, int]]:
