@@ -202,6 +202,17 @@ def command_of(pid: int) -> str:
     return _output_of("ps", "-ww", "-p", str(pid), "-o", "command=")
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped, as Ctrl-Z does, and not gone on since."""
+    if _HAS_PROC:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[:1] in (["T"], ["t"])
+    return _output_of("ps", "-p", str(pid), "-o", "state=").strip().startswith("T")
+
+
 def lsof_pids(port: int) -> Iterator[int]:
     """Pids that `lsof` sees listening on a port; none where it is missing."""
     lines = _output_of("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-t")

@@ -52,11 +52,16 @@ def at_running_ports(settings: LaunchSettings) -> LaunchSettings:
 
 def _at(settings: LaunchSettings, name: str, address: Address) -> Address:
     """An address with the port of the server of that name that runs."""
-    for path in settings.run_dir.glob(f"{name}-*.pid"):
+    port = next(running_ports(settings, name), address.port)
+    return replace(address, port=port)
+
+
+def running_ports(settings: LaunchSettings, name: str) -> Iterator[int]:
+    """Of all starts whose launcher lives, the ports of their servers of a name."""
+    for path in sorted(settings.run_dir.glob(f"{name}-*.pid")):
         port = path.stem.removeprefix(f"{name}-")
         if port.isdecimal() and any(_launchers([path])):
-            return replace(address, port=int(port))
-    return address
+            yield int(port)
 
 
 def running_launchers(

@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from litellm_mlx.launcher.doctor import main as doctor
 from litellm_mlx.launcher.doctor.finding import Finding
 from litellm_mlx.launcher.doctor.set_up import check_set_up
-from litellm_mlx.launcher.ports import PidFile
+from litellm_mlx.launcher.ports import PidFile, find_holder
 from litellm_mlx.launcher.settings import Flags, load_settings
 from sidecar.engine.loading.model_place import BUILTIN_DIR
 from testkit.proxy import free_port
@@ -424,6 +427,78 @@ def test_a_frozen_server_is_no_running_one(machine: Machine) -> None:
     (mend,) = [said[one] for one in said if "does not answer within" in one]
     assert "litellm-mlx stop" in mend
     assert any("litellm does not listen" in one for one in said)
+
+
+@contextmanager
+def _launched(
+    machine: Machine, port: int, code: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A sidecar by its pid file; its launcher, which holds that file's lock."""
+    file = PidFile(machine.home / "cache" / "run" / f"sidecar-{port}.pid")
+    launcher = subprocess.Popen([sys.executable, "-c", code, "litellm_mlx sidecar"])
+    try:
+        assert file.lock()
+        file.path.write_text(f"{launcher.pid}\n{launcher.pid}\n")
+        yield launcher
+    finally:
+        launcher.kill()
+        launcher.wait()
+        file.close()
+
+
+def test_a_launcher_that_is_stopped(machine: Machine) -> None:
+    """Ctrl-Z: its servers answer, and none of them would come back."""
+    code = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', "
+        f"{machine.port})); time.sleep(600)"
+    )
+    with _launched(machine, machine.port, code) as launcher:
+        while not find_holder(machine.port).pid:
+            pass
+        os.kill(launcher.pid, signal.SIGSTOP)
+        os.waitpid(launcher.pid, os.WUNTRACED)
+        found = faults(machine.examine())
+        (stopped,) = [one for one in found if "is stopped" in one["found"]]
+        assert f"kill -CONT {launcher.pid}" in stopped["mend"]
+        os.kill(launcher.pid, signal.SIGCONT)
+        os.waitpid(launcher.pid, os.WCONTINUED)
+        found = faults(machine.examine())
+        assert not any("is stopped" in one["found"] for one in found)
+
+
+def test_a_start_on_another_port_than_the_settings_say(machine: Machine) -> None:
+    """As after a change of MLX_PORT."""
+    before = free_port()
+    with _launched(machine, before, "import time; time.sleep(600)"):
+        (found,) = faults(machine.examine())
+    assert f"runs on {before}, and the settings say {machine.port}" in found["found"]
+    assert f"MLX_PORT={before}" in found["mend"]
+    assert faults(machine.examine()) == []
+
+
+def test_an_admin_token_that_was_removed(machine: Machine) -> None:
+    machine.write_env()
+    settings = {"MLX_PORT": str(machine.port), "ADMIN_TOKEN": "its-token"}
+    with running_sidecar(settings):
+        found = faults(machine.examine())
+    (wrong,) = [one for one in found if one["group"] == "keys"]
+    assert "wants an ADMIN_TOKEN, and none is set" in wrong["found"]
+
+
+def test_a_check_that_never_ends_is_told(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them share the seconds."""
+    machine.write_env()
+    monkeypatch.setattr(doctor, "_LIMIT_S", 0.2)
+    ended = threading.Event()
+    monkeypatch.setattr(doctor, "check_machine", lambda _limit: ended.wait())
+    monkeypatch.setattr(doctor, "check_running", lambda _settings: ended.wait())
+    monkeypatch.setattr(doctor, "_model_half", lambda _folder: [])
+    found = [*doctor.examine(machine.folder, machine.home)]
+    ended.set()
+    late = [one.group for one in found if "not looked at within" in one.found]
+    assert {"machine", "self-test"} <= set(late)
 
 
 def test_a_key_that_the_running_server_does_not_know(machine: Machine) -> None:

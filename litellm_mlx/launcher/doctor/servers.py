@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import httpx
@@ -16,7 +16,9 @@ from litellm_mlx.launcher.ports import (
     command_of,
     find_holder,
     is_port_taken,
+    is_stopped,
 )
+from litellm_mlx.launcher.running import running_ports
 from litellm_mlx.launcher.settings import Address, LaunchSettings
 
 _TIMEOUT_S = 3.0
@@ -54,6 +56,9 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
             mend = f"stop it, or start with {flag} {_other(address)}"
             yield Finding("ports", "bad", text, mend)
 
+    yield from _stopped(launcher for _, launcher in running)
+    if not any(name == "sidecar" for name, _ in running):
+        yield from _elsewhere(settings)
     for name, address in silent if running else ():
         own, launcher = running[0]
         if _recorded(name, address, settings, None)[0] != launcher:
@@ -61,6 +66,27 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
         text = f"{own} runs, and {name} does not listen on {address.port}"
         mend = "wait for its start; litellm-mlx logs says why, if it does not come"
         yield Finding("ports", "warn", text, mend)
+
+
+def _stopped(launchers: Iterable[int | None]) -> Iterator[Finding]:
+    """Of launchers that Ctrl-Z stopped: what they watch over answers still."""
+    for launcher in dict.fromkeys(launchers):
+        if launcher is not None and is_stopped(launcher):
+            text = f"the launcher, pid {launcher}, is stopped: no server comes back"
+            mend = f"fg in its terminal, or kill -CONT {launcher}"
+            yield Finding("ports", "bad", text, mend)
+
+
+def _elsewhere(settings: LaunchSettings) -> Iterator[Finding]:
+    """Of starts that are not where the settings have this one."""
+    for port in running_ports(settings, "sidecar"):
+        if port != settings.sidecar.port:
+            text = (
+                f"a sidecar of this project runs on {port}, and the settings say "
+                f"{settings.sidecar.port}"
+            )
+            mend = f"start again, or set MLX_PORT={port} in .env"
+            yield Finding("ports", "warn", text, mend)
 
 
 def _leads(launcher: int | None) -> bool:
@@ -107,8 +133,8 @@ def check_running(settings: LaunchSettings) -> Iterator[Finding]:
     url = f"{settings.sidecar.url}/admin/state"
     try:
         answer = _asked(url, key)
-        if answer.status_code in _REFUSED and settings.admin_token:
-            yield _wrong_key("sidecar", settings.sidecar, "ADMIN_TOKEN")
+        if answer.status_code in _REFUSED:
+            yield from _unknown_token(settings)
         answer.raise_for_status()
         state = answer.json()
     except httpx.TimeoutException:
@@ -145,6 +171,19 @@ def _of_sidecars_key(settings: LaunchSettings) -> Iterator[Finding]:
         is_ours = "x-request-id" in answer.headers
         if answer.status_code in _REFUSED and is_ours:
             yield _wrong_key("sidecar", settings.sidecar, "MLX_API_KEY")
+
+
+def _unknown_token(settings: LaunchSettings) -> Iterator[Finding]:
+    """What the running sidecar's /admin says no to, beside a key that is right."""
+    if settings.admin_token:
+        yield _wrong_key("sidecar", settings.sidecar, "ADMIN_TOKEN")
+        return
+    port = settings.sidecar.port
+    text = f"the sidecar that runs on {port} wants an ADMIN_TOKEN, and none is set"
+    with contextlib.suppress(httpx.HTTPError):
+        models = _asked(f"{settings.sidecar.url}/v1/models", settings.api_key)
+        if models.is_success and "x-request-id" in models.headers:
+            yield Finding("keys", "bad", text, "set it in .env, or start again")
 
 
 def _asked(url: str, key: str | None) -> httpx.Response:
