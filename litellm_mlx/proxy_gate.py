@@ -32,7 +32,7 @@ from litellm_mlx.head_fields import head_fault
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
 from litellm_mlx.live_models import LiveModels
 from litellm_mlx.model_routes import asks_a_model
-from litellm_mlx.refusals import answer, is_google
+from litellm_mlx.refusals import answer, is_google, readable
 from litellm_mlx.request_body import (
     BadBody,
     Body,
@@ -83,7 +83,9 @@ class ProxyGate:
             return
         self._live.start()  # here, as the loop runs here
         scope = {**scope, "path": served_path(scope["path"])}
-        asked = _asked(scope)
+        asked, policy = _asked(scope), self._policy()
+        if (origin := asked.headers.get("origin")) in policy.origins:
+            send = readable(str(origin), send)
         caller = Caller((scope.get("client") or ("",))[0], given_key(asked))
         if self._wrong_keys.are_too_many(caller):
             await self._wrong_keys.wait()
@@ -92,7 +94,7 @@ class ProxyGate:
         if caller.key:
             is_keyed = is_model_route(asked.path)
             send = self._wrong_keys.slowed(caller, send, is_keyed=is_keyed)
-        why = refusal(asked, self._policy())
+        why = refusal(asked, policy)
         if why is not None:
             await _refuse(scope, receive, send, _STATUS[why.kind], why.message)
         elif scope["type"] == "websocket":

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from litellm_mlx.asgi import Send
+from litellm_mlx.asgi import Message, Send
 
 # As OpenAI, Anthropic and Google call them.
 _NAMES = {
@@ -40,6 +40,21 @@ async def answer(
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def readable(origin: str, send: Send) -> Send:
+    """A `send` whose answers a page may read; LiteLLM says so of its own only."""
+    names = (b"access-control-allow-origin", b"vary")
+    added = list(zip(names, (origin.encode(), b"Origin"), strict=True))
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ())]
+            if names[0] not in {name.lower() for name, _ in headers}:
+                message["headers"] = headers + added
+        await send(message)
+
+    return sending
 
 
 def is_google(path: str) -> bool:

@@ -72,14 +72,19 @@ class AdminRoutes:
 
     def issue_code(self, request: Request) -> Response:
         """POST /admin/code: opens the page once, within a minute."""
+        query.given(request, ())
+        query.require_no_body(request)
         return json_response({"code": self._codes.issue(given_key(request.headers))})
 
     def exchange(self, request: Request) -> Response:
         """POST /admin/exchange: the key that a code stands for; without a key."""
+        query.given(request, ())
         body = request.json()
         code = body.get("code") if isinstance(body, dict) else None
         if not isinstance(code, str):
             raise BadRequest("code must be a text", param="code")
+        if others := sorted(body.keys() - {"code"}):
+            raise BadRequest(f"{others[0][:64]} is not code", param=others[0][:64])
         key = self._codes.exchange(code)
         if key is None:
             raise Forbidden("this code is not good, or not any more")
@@ -100,6 +105,8 @@ class AdminRoutes:
 
     def cancel(self, request: Request) -> Response:
         """POST /admin/requests/ID/cancel: whoever sent it."""
+        query.given(request, ())
+        query.require_no_body(request)
         if not self._chat.stop_any(request.tail):
             raise NotFound("no such request runs")
         return json_response({"cancelled": request.tail})
@@ -111,6 +118,7 @@ class AdminRoutes:
 
     def change_settings(self, request: Request) -> Response:
         """POST /admin/settings: names and values; null takes back what was saved."""
+        query.given(request, ())
         body = request.json()
         if not isinstance(body, dict) or not body:
             raise BadRequest("the body must be an object of settings")

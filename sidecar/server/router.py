@@ -28,7 +28,7 @@ from sidecar.engine.job import Forecast
 from sidecar.engine.native.memory_controls import MemoryControls
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.recent_lines import RecentLines
-from sidecar.server import access
+from sidecar.server import access, query
 from sidecar.server.admin_routes import AdminRoutes, page_file
 from sidecar.server.audio_routes import AudioRoutes
 from sidecar.server.audit_routes import AuditRoutes
@@ -335,6 +335,8 @@ class Routes:
         return json_response(gone)
 
     def _cancel(self, request: Request) -> Response:
+        query.given(request, ())
+        query.require_no_body(request)
         sender = request.sender
         names = (request.tail, *inner_id(request.tail))
         cancelled = [self._services.chat.cancel(name, sender) for name in names]

@@ -64,6 +64,29 @@ def test_our_own_page_looks_and_changes(open_app: App) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/admin/code?for=me", b"", "for"),
+        ("/admin/code", b'{"for": 1}', None),
+        ("/admin/exchange?code=x", b'{"code": "x"}', "code"),
+        ("/admin/exchange", b'{"code": "x", "keep": true}', "keep"),
+        ("/admin/settings?dry_run=1", b'{"DEFAULT_TOP_P": null}', "dry_run"),
+        ("/admin/requests/x/cancel?all=1", b"", "all"),
+        ("/admin/requests/x/cancel", b'{"all": true}', None),
+        ("/v1/cancel/x?all=1", b"", "all"),
+        ("/v1/cancel/x", b'{"all": true}', None),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(
+    open_app: App, path: str, body: bytes, name: str | None
+) -> None:
+    """A flag that nobody reads looks as if it had been heeded."""
+    answer = send(open_app, path, JSON, body=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
     "heads",
     [
         ("Origin: http://localhost:{port}", "Sec-Fetch-Site: cross-site"),
