@@ -5,10 +5,12 @@ What a stream over HTTP takes a step, against mlx-lm's batch without a server.
 
 Ours and mlx-lm's BatchGenerator, each in a process of its own, decode as many rows of
 new prompts in turns. Of each round the steps count in which all rows decode: medians,
-means and the 99th percentile; the speeds are theirs over ours.
+means and the 99th percentile; the speeds are theirs over ours. `--twice` has mlx-lm's
+process a second time, and its speed as if it were ours: what the machine alone does.
 """
 
 import argparse
+import contextlib
 import itertools
 import statistics
 import sys
@@ -32,6 +34,9 @@ class Steps:
     longest: float
 
 
+Pair = tuple[Steps, Steps]  # of one, and of what it is held against
+
+
 def main(argv: list[str]) -> int:
     """Exit code 0; the table goes to standard output."""
     parser = argparse.ArgumentParser(
@@ -42,6 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--streams", default="1,4,8,16,32")
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of each")
     parser.add_argument("--max-tokens", type=int, default=300)
+    parser.add_argument("--twice", action="store_true", help="mlx-lm's process again")
     options = parser.parse_args(argv)
     counts = [*map(int, options.streams.split(","))]
     with tempfile.TemporaryDirectory() as scratch:
@@ -52,17 +58,25 @@ def main(argv: list[str]) -> int:
         model = options.model or Path(scratch) / "model"
         setup = Setup(model.resolve(), None, tree, Path(scratch), settings=settings)
         make_if_absent(setup)
-        with sidecar(setup) as port, raw_batch(setup) as raw:
+        with contextlib.ExitStack() as running:
+            port = running.enter_context(sidecar(setup))
+            raw = running.enter_context(raw_batch(setup))
+            again = running.enter_context(raw_batch(setup)) if options.twice else None
             sys.stdout.write(_row("streams", "ours", "theirs", "speed", "mean",
                                   "p99", "theirs", "longest", "theirs"))  # fmt: skip
             for count in counts:
-                rounds = []
+                rounds, same = list[Pair](), list[Pair]()
                 for number in range(options.rounds + 1):
                     sizes = (count, options.prompt, options.max_tokens)
-                    ours, theirs = _ours(port, *sizes), [raw.steps(*sizes)]
+                    theirs = _summary([raw.steps(*sizes)])
+                    ours = _summary(_ours(port, *sizes))
+                    if again is not None:
+                        same.append((_summary([again.steps(*sizes)]), theirs))
                     if number:  # the first one compiles
-                        rounds.append((_summary(ours), _summary(theirs)))
-                sys.stdout.write(_table(count, rounds))
+                        rounds.append((ours, theirs))
+                sys.stdout.write(_table(str(count), rounds))
+                if same:
+                    sys.stdout.write(_table("again", same[1:]))
                 sys.stdout.flush()
     return 0
 
@@ -94,17 +108,17 @@ def _summary(streams: Sequence[Sequence[float]]) -> Steps:
     )
 
 
-def _table(count: int, rounds: Sequence[tuple[Steps, Steps]]) -> str:
-    def median(name: str, side: int) -> str:
-        values = [getattr(pair[side], name) for pair in rounds]
+def _table(name: str, rounds: Sequence[Pair]) -> str:
+    def median(field: str, side: int) -> str:
+        values = [getattr(pair[side], field) for pair in rounds]
         return f"{1000 * statistics.median(values):.1f}"
 
-    def speed(name: str) -> str:
-        ratios = [getattr(b, name) / getattr(a, name) for a, b in rounds]
+    def speed(field: str) -> str:
+        ratios = [getattr(b, field) / getattr(a, field) for a, b in rounds]
         return f"{statistics.median(ratios):.3f}"
 
     return _row(
-        str(count), median("median", 0), median("median", 1), speed("median"),
+        name, median("median", 0), median("median", 1), speed("median"),
         speed("mean"), median("p99", 0), median("p99", 1),
         median("longest", 0), median("longest", 1),
     )  # fmt: skip
