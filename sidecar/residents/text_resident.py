@@ -20,7 +20,7 @@ from sidecar.core.errors import BadRequest, ModelLoadFailed
 from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.adapters.adapter_files import CONFIG, WEIGHTS, adapter_in
 from sidecar.engine.gpu_thread import load_thread
-from sidecar.engine.loading.applied_adapter import applied, is_for_a_model
+from sidecar.engine.loading.applied_adapter import applied, is_for_a_model, why_not
 from sidecar.engine.loading.checkpoint_files import memory_limit, read_config
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import (
@@ -368,18 +368,8 @@ def _adapter_folder(spec: ModelSpec) -> Path | None:
         ModelLoadFailed: it cannot be served.
     """
     folder = _adapter_path(spec)
-    if folder is None:
-        return None
-    try:
-        if not is_for_a_model(folder):
-            adapter_in(folder)
-    except BadRequest as error:
-        raise _no_adapter(spec, error.message) from None
-    except OSError as error:
-        name = Path(error.filename or CONFIG).name
-        raise _no_adapter(spec, f"{error.strerror}: {name}") from None
-    except (ValueError, RecursionError) as error:
-        raise _no_adapter(spec, str(error)) from None
+    if folder is not None and (why := why_not(folder)):
+        raise _no_adapter(spec, why)
     return folder
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.config.sources import ConfigError
+from sidecar.core.errors import BadRequest
 from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.loading.applied_adapter import why_not
 from sidecar.engine.loading.checkpoint_details import describe
 from sidecar.engine.loading.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.process_memory import ProcessMemory
@@ -197,7 +199,11 @@ class ModelService:
 
         Returns:
             Why it holds for this run alone; None: it outlives it.
+
+        Raises:
+            BadRequest: the adapter of a folder could not be served; nothing is set.
         """
+        _check_adapter(changes.get("adapter_path"))
         entry = self._pool.entry(name)
         if (pinned := changes.get("pinned")) is not None:
             self._pool.set_pinned(name, pinned=pinned)
@@ -242,3 +248,9 @@ class ModelService:
             for resident in residents
             for test in resident.failed_tests
         )
+
+
+def _check_adapter(path: str | None) -> None:
+    """Refuse now what the model's next load would fail on."""
+    if path and (why := why_not(Path(path).expanduser())):
+        raise BadRequest(f"adapter_path cannot be used: {why}", param="adapter_path")

@@ -415,10 +415,16 @@ def test_a_model_has_an_adapter_of_its_own(
     assert served.tokens(base, "", ids)["tokens"] == plain
 
 
-def test_an_own_adapter_that_is_none_ends_the_load(
+def test_an_own_adapter_that_is_gone_ends_the_load(
     served: Served, own_adapter: Callable[[str | None], httpx.Response], tmp_path: Path
 ) -> None:
-    refused = own_adapter(str(tmp_path))
+    folder = tmp_path / "own"
+    shutil.copytree(served.adapters / "four-bit-a", folder)
+    assert own_adapter(str(folder)).status_code == 200
+    shutil.rmtree(folder)
+    url = f"{served.app.url}/admin/models/four-bit"
+    httpx.post(f"{url}/unload?force=true", json={}, timeout=60).raise_for_status()
+    refused = httpx.post(f"{url}/load", json={}, timeout=60)
     assert refused.status_code == 500
     message = refused.json()["error"]["message"]
     assert "adapter_path of four-bit" in message

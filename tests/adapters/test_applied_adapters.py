@@ -33,9 +33,18 @@ class Applied:
 
     def load(self, name: str, adapter: Path | None) -> httpx.Response:
         """Read a model anew, with an adapter or without."""
-        url = f"{self.app.url}/admin/models/{name}"
+        self.set(name, adapter).raise_for_status()
+        return self.reload(name)
+
+    def set(self, name: str, adapter: Path | None) -> httpx.Response:
+        """Name the adapter of a model from its next load on."""
         body = {"adapter_path": None if adapter is None else str(adapter)}
-        httpx.post(f"{url}/settings", json=body, timeout=60).raise_for_status()
+        url = f"{self.app.url}/admin/models/{name}/settings"
+        return httpx.post(url, json=body, timeout=60)
+
+    def reload(self, name: str) -> httpx.Response:
+        """Read a model anew."""
+        url = f"{self.app.url}/admin/models/{name}"
         httpx.post(f"{url}/unload?force=true", json={}, timeout=60)
         return httpx.post(f"{url}/load", json={}, timeout=120)
 
@@ -264,8 +273,9 @@ def test_one_that_does_not_fit_ends_the_load(
     """With the reason, without a path of this machine; the model is let go."""
     folder = applied.root / "broken"
     shutil.copytree(applied.root / "dense-dora", folder)
+    applied.set("dense", folder).raise_for_status()
     spoil(folder)
-    refused = applied.load("dense", folder)
+    refused = applied.reload("dense")
     shutil.rmtree(folder)
     assert refused.status_code == 500
     message = refused.json()["error"]["message"]
@@ -274,3 +284,31 @@ def test_one_that_does_not_fit_ends_the_load(
     assert str(applied.root) not in message
     assert applied.load("dense", None).status_code == 200
     assert applied.said("dense", IDS)[0] == applied.plain("dense", None, IDS)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (_a_pipe, "adapters.safetensors is no file"),
+        (_no_weights, "No such file or directory: adapters.safetensors"),
+        (_other_kind, "of the type prefix"),
+        (shutil.rmtree, "No such file or directory: adapter_config.json"),
+    ],
+)
+def test_what_its_files_tell_is_refused_when_it_is_set(
+    applied: Applied, spoil: Callable[[Path], None], why: str
+) -> None:
+    """Not by the next request, and nothing of what was sent with it is set."""
+    folder = applied.root / "spoilt"
+    shutil.copytree(applied.root / "dense-dora", folder)
+    spoil(folder)
+    body = {"adapter_path": str(folder), "ttl_seconds": 7}
+    url = f"{applied.app.url}/admin/models/dense/settings"
+    refused = httpx.post(url, json=body, timeout=60)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == "adapter_path"
+    assert why in error["message"]
+    assert applied.app.pool.entry("dense").ttl_s != 7
+    assert applied.reload("dense").status_code == 200

@@ -15,9 +15,11 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from sidecar.core.errors import BadRequest
 from sidecar.engine.adapters.adapter_files import (
     CONFIG,
     WEIGHTS,
+    adapter_in,
     described,
     stat_of,
 )
@@ -42,6 +44,20 @@ def is_for_a_model(folder: Path) -> bool:
         return True
     shapes = (entry.get("shape") for entry in read_entries(folder / WEIGHTS).values())
     return any(isinstance(shape, list) and len(shape) > 2 for shape in shapes)
+
+
+def why_not(folder: Path) -> str:
+    """Why the adapter of a folder cannot be a model's own by its files; "": it can."""
+    try:
+        if not is_for_a_model(folder):
+            adapter_in(folder)
+    except BadRequest as error:
+        return error.message
+    except OSError as error:
+        return f"{error.strerror}: {Path(error.filename or CONFIG).name}"
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return ""
 
 
 def applied(model: LoadedModel, folder: Path) -> LoadedModel:
