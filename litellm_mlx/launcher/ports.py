@@ -75,6 +75,15 @@ class PidFile:
         self.write(self.read())  # the launcher is another one now
         return True
 
+    def is_locked(self) -> bool:
+        """Whether a launcher that lives has the lock; who asks does not take it."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return False
+
     def read(self) -> int | None:
         """The pid last written."""
         return self._pid_in(0)

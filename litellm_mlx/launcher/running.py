@@ -82,8 +82,8 @@ def _launchers(files: Iterable[Path]) -> Iterator[int]:
         if not path.exists():
             continue
         file = PidFile(path)
-        pid, is_free = file.launcher(), file.lock()
+        pid, is_held = file.launcher(), file.is_locked()
         file.close()
         # A pid may have passed to a stranger since; a lock ends with its holder.
-        if pid is not None and not is_free and "litellm" in command_of(pid):
+        if pid is not None and is_held and "litellm" in command_of(pid):
             yield pid

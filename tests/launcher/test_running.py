@@ -74,3 +74,13 @@ def test_of_several_none_is_chosen(settings: LaunchSettings) -> None:
         stack.enter_context(started(settings, 18431, 14431))
         stack.enter_context(started(settings, 18432, 14432))
         assert ports(at_running_ports(settings)) == (8080, 4000)
+
+
+def test_who_looks_writes_nothing(settings: LaunchSettings) -> None:
+    """The launcher that a file names stays the one that wrote it."""
+    with started(settings, 18431, 14431):
+        pass
+    before = {path: path.read_bytes() for path in settings.run_dir.glob("*.pid")}
+    at_running_ports(settings)
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(before) == 2
