@@ -147,7 +147,9 @@ def _add_wishes(served: dict[str, dict[str, Any]], own: Mapping[str, Any]) -> No
     generated = {k: v for k, v in entry.get("model_info", {}).items() if k != "id"}
     if info := {**generated, **(own.get("model_info") or {})}:
         merged["model_info"] = info
-    served[merged["model_name"]] = merged
+    # One that asks for nothing more stays ours: it follows what the sidecar says.
+    if merged != {**entry, "model_info": generated}:
+        served[merged["model_name"]] = merged
 
 
 def _litellm_settings(user: Mapping[str, Any], upstream: Upstream) -> dict[str, Any]:

@@ -12,7 +12,12 @@ from sidecar.config.values import BUILTIN
 from sidecar.core.errors import ModelNotFound
 from sidecar.engine.loading import model_place
 from sidecar.residents.detection import TEXT_KINDS, loader_of
-from sidecar.residents.discovery import HUB, DiscoveredModel, discover, kind_at
+from sidecar.residents.discovery import (
+    HUB,
+    DiscoveredModel,
+    described_folder,
+    discover,
+)
 from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
 from sidecar.residents.model_state import ModelSpec, draft_place
 
@@ -142,17 +147,16 @@ def _default(
     if own is None or own.is_cached or folder is not None:
         # Of the hub's models the cache may hold a part, or an older one.
         size = own.size_bytes if own else model_place.size_of(path)
-        context_len = own.context_len if own else None
-        kind, takes_images = kind_at(folder) if folder else ("llm", False)
+        named = described_folder(folder)
         spec = ModelSpec(
             own_id,
             aliases,
-            kind,
+            named.kind,
             path,
             size,
-            context_len,
+            own.context_len if own else named.context_len,
             own.vector_len if own else None,
-            takes_images=takes_images,
+            takes_images=named.takes_images,
         )
     else:
         spec = replace(_described(own, own_id), aliases=aliases)

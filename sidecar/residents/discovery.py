@@ -214,13 +214,22 @@ def _read(found: DiscoveredModel, named: _Named) -> DiscoveredModel:
     return _judged(found, folder)
 
 
-def kind_at(folder: Path) -> tuple[Kind, bool]:
-    """Of a folder that is named, not found: what it is, and whether it sees."""
-    config = read_config(folder)
-    if config is None:
-        return "llm", False
+@dataclass(frozen=True, slots=True)
+class NamedFolder:
+    """What the config of a folder says that is named, not found."""
+
+    kind: Kind = "llm"
+    takes_images: bool = False
+    context_len: int | None = None
+
+
+def described_folder(folder: Path | None) -> NamedFolder:
+    """What it is; None: a model that is still to be fetched."""
+    config = None if folder is None else read_config(folder)
+    if folder is None or config is None:
+        return NamedFolder()
     kind = kind_of(folder, config)
-    return kind, _takes_images(kind)
+    return NamedFolder(kind, _takes_images(kind), context_len(config))
 
 
 def _takes_images(kind: Kind) -> bool:

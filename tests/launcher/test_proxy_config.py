@@ -247,6 +247,15 @@ def test_what_an_mlx_entry_asks_for_is_kept() -> None:
     assert entry["model_info"]["supports_function_calling"]
 
 
+def test_an_entry_that_asks_for_nothing_more_follows_the_sidecar() -> None:
+    """That of the config that comes along: its context is known after the load."""
+    config = read_user_config(SHIPPED, required=True)
+    plain = {entry["model_name"]: entry for entry in build({})["model_list"]}
+    followed = {entry["model_name"]: entry for entry in build(config)["model_list"]}
+    assert followed["local"] == plain["local"]
+    assert followed["local"]["model_info"]["id"].startswith("mlx-")
+
+
 def test_a_further_name_for_a_served_model() -> None:
     """With wishes of its own; the usual name is left as it is."""
     params = {"model": "mlx/openai/mlx-tiny-agent", "mlx_max_ttft_s": 3}

@@ -212,7 +212,8 @@ def test_sentence_transformers_say_that_they_pool(tmp_path: Path) -> None:
 
 def catalog(root: Path, **settings: Any) -> Catalog:
     wishes = settings.pop("wishes", {})
-    return find_catalog(ModelConfig(places=(str(root),), **settings), wishes, 2048)
+    most = settings.pop("max_context", 2048)
+    return find_catalog(ModelConfig(places=(str(root),), **settings), wishes, most)
 
 
 def test_the_default_one_is_first_and_not_twice(tmp_path: Path) -> None:
@@ -246,6 +247,18 @@ def test_a_name_of_the_default_one_is_nobody_elses(tmp_path: Path) -> None:
 def test_the_built_in_one_is_the_default(tmp_path: Path) -> None:
     (spec,) = catalog(tmp_path).specs
     assert (spec.id, spec.place) == ("openai/mlx-tiny-agent", None)
+
+
+def test_before_its_load_it_has_its_own_context(
+    tmp_path: Path,
+) -> None:
+    """A client that is told of more compacts too late."""
+    (built_in,) = catalog(tmp_path, max_context=1 << 20).specs
+    assert built_in.context_len == 32768
+    model(tmp_path / "elsewhere" / "mine")
+    named = str(tmp_path / "elsewhere" / "mine")
+    spec = catalog(tmp_path / "nothing", path=named, max_context=1 << 20).specs[0]
+    assert spec.context_len == 4096
 
 
 def test_names_can_be_given_and_kept_back(tmp_path: Path) -> None:
