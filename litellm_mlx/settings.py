@@ -57,7 +57,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         api_base=f"http://{shown_host}:{port or 8080}/v1",
         api_key=_first(environ, "MLX_API_KEY", "MLX_SERVER_API_KEY"),
         request_timeout_s=timeout_s,
-        origins=_list(environ, "CORS_ALLOW_ORIGINS"),
+        origins=_origins(environ),
         hosts=tuple(host.lower() for host in _list(environ, "ALLOWED_HOSTS")),
         max_body_bytes=int(_number(environ, ("MAX_BODY_MB",), 64, (1, 4096))) << 20,
         instance_secret=_first(environ, SECRET_NAME),
@@ -80,6 +80,14 @@ def _first(environ: Mapping[str, str], *names: str) -> str | None:
     every_name = (*names, f"MLX_SERVER_{names[0]}")  # the general alias
     values = (environ.get(name, "").strip() for name in every_name)
     return next((value for value in values if value), None)
+
+
+def _origins(environ: Mapping[str, str]) -> tuple[str, ...]:
+    name = "CORS_ALLOW_ORIGINS"
+    found = tuple(origin.lower() for origin in _list(environ, name))
+    if not {"null", "*"}.isdisjoint(found):  # any page: a sandboxed frame is null
+        raise ValueError(f"{name} must be origins of web pages, no * and no null")
+    return found
 
 
 def _list(environ: Mapping[str, str], name: str) -> tuple[str, ...]:

@@ -178,6 +178,14 @@ def test_lists(env_file: Path) -> None:
         assert config.server.allowed_hosts == ("a.b", "c")
 
 
+def test_names_of_hosts_are_those_that_browsers_send(env_file: Path) -> None:
+    """In lower case."""
+    named = {"ALLOWED_HOSTS": "A.Example", "CORS_ALLOW_ORIGINS": "HTTP://A.example:1"}
+    server = load(env_file, "", named).server
+    assert server.allowed_hosts == ("a.example",)
+    assert server.cors_allow_origins == ("http://a.example:1",)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "wanted"),
     [
@@ -203,6 +211,11 @@ def test_lists(env_file: Path) -> None:
         ("ALLOWED_HOSTS", "a b", "host names without a port, no *"),
         ("ALLOWED_HOSTS", "chat.example:80", "host names without a port, no *"),
         ("CORS_ALLOW_ORIGINS", "*", "origins such as https://chat.example"),
+        ("CORS_ALLOW_ORIGINS", "null", "origins such as https://chat.example, no *"),
+        ("CORS_ALLOW_ORIGINS", "http://é.example", "origins such as https"),
+        ("ALLOWED_HOSTS", "-1", "host names without a port, no *"),
+        ("ALLOWED_HOSTS", "a" * 254, "host names without a port, no *"),
+        ("MAX_PROCESS_MEMORY", "5", "1MB or more"),
         ("CORS_ALLOW_ORIGINS", "chat.example", "origins such as https://chat.example"),
         ("CORS_ALLOW_ORIGINS", "https://a/", "origins such as https://chat.example"),
     ],

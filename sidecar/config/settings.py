@@ -40,6 +40,7 @@ from sidecar.config.values import (
     places,
     plain,
     policy,
+    process_size,
     size,
     words,
 )
@@ -213,7 +214,7 @@ class GenerationConfig:
 class EngineConfig:
     """Memory and speed"""
 
-    max_process_bytes: int | None = setting(None, "MAX_PROCESS_MEMORY", size,
+    max_process_bytes: int | None = setting(None, "MAX_PROCESS_MEMORY", process_size,
         "Memory of the process; what cannot fit is refused before it is computed.",
         shown="the device's memory (RAM, or a CUDA card's) less 8 GB")
     max_model_bytes: int | None = setting(None, "MAX_MODEL_MEMORY", size,

@@ -1,6 +1,7 @@
 """Types of settings: a range in words, and text -> value."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable
@@ -93,7 +94,7 @@ def _size(text: str) -> int:
         value = int(float(word[:-2]) * _UNITS[word[-2:]])
     else:
         value = int(word)
-    return int(_within(0, value, float("inf")))
+    return int(_within(0, value, math.inf))
 
 
 def _wired(text: str) -> int | str:
@@ -112,15 +113,16 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,*?#@]+|null", re.IGNORECASE)
-_HOST_NAME = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]", re.IGNORECASE)
+# As browsers send them. `null` is any page that is shown within a sandboxed frame.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\x00-\x20/,*?#@\x7f-\U0010ffff]+", re.I)
+_HOST_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}|\[[0-9a-f:.]+\]", re.IGNORECASE)
 
 
 def _each(text: str, form: re.Pattern[str]) -> tuple[str, ...]:
     found = _words(text)
     if not all(form.fullmatch(word) for word in found):
         raise ValueError
-    return found
+    return tuple(word.lower() for word in found)
 
 
 def _policy(text: str) -> dict[str, str]:
@@ -153,10 +155,15 @@ place = ValueType("a path; ~ is the home folder", _expanded)
 hub_or_folder = ValueType("a hub id or a folder; ~ is the home folder", _expanded)
 boolean = ValueType("true or false", _boolean)
 size = ValueType("bytes, a size such as 64GB, or a share such as 80%", _size)
+process_size = ValueType(
+    "1MB or more: bytes, a size such as 64GB, or a share such as 80%",
+    lambda text: int(_within(1 << 20, _size(text), math.inf)),
+)
 wired = ValueType("off, weights, or a size such as 8GB", _wired)
 words = ValueType("a comma list or a JSON list of strings", _words)
 origins = ValueType(
-    "origins such as https://chat.example, no *: a comma list or a JSON list",
+    "origins such as https://chat.example, no * and no null: a comma list or a JSON "
+    "list",
     lambda text: _each(text, _ORIGIN),
 )
 hosts = ValueType(
