@@ -13,8 +13,12 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+
+import httpx
 
 from sidecar.config.names import unknown_names
 from sidecar.config.setting_sources import SettingSources
@@ -26,6 +30,7 @@ from sidecar.engine.loading.checkpoint_files import (
     read_object,
     weight_bytes,
 )
+from sidecar.engine.loading.hub_faults import contact_fault
 from sidecar.engine.loading.model_place import early_fault, folder_of
 from sidecar.server.access import needs_key
 from sidecar.volatile.configured_rules import configured_rules
@@ -33,6 +38,7 @@ from sidecar.volatile.configured_rules import configured_rules
 _ENV_FILE = Path(".env")
 _LEFT_FREE = 8 << 30
 _GB = 1e9
+_HUB_S = 3.0
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 
 
@@ -109,9 +115,7 @@ def _model(config: Config) -> Iterator[CheckResult]:
         return
     folder = folder_of(path)
     if folder is None:
-        yield CheckResult(
-            "models", "ok", f"{path} is fetched from the hub at the start"
-        )
+        yield _of_the_hub(str(path))
         return
     size = weight_bytes(folder)
     if not any((folder / name).exists() for name in _TOKENIZERS):
@@ -129,9 +133,37 @@ def _model(config: Config) -> Iterator[CheckResult]:
     yield CheckResult("models", "ok", text)
 
 
+def _of_the_hub(name: str) -> CheckResult:
+    """Whether its cache has it, or the hub lists it now."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return CheckResult("models", "ok", f"{name} is in the hub's cache")
+    asked: Future[None] = Future()
+
+    def ask() -> None:
+        try:
+            HfApi().model_info(name, timeout=_HUB_S)
+            asked.set_result(None)
+        except Exception as error:  # noqa: BLE001 - told below
+            asked.set_exception(error)
+
+    # Looking its name up may take longer than any time limit of the request.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        asked.result(_HUB_S)
+    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
+        found = f"{name} is not here: {contact_fault(error)}"
+        return CheckResult("models", "bad", found, "correct MODEL_PATH in .env")
+    return CheckResult("models", "ok", f"{name} is fetched from the hub at the start")
+
+
 def _mend_of(fault: str) -> str:
     if "GGUF" in fault:
         return "set MODEL_PATH to an MLX model (mlx-community has most)"
+    if "run git lfs pull" in fault:
+        return "git lfs pull, in that folder"
     if "there is no such folder" in fault:
         return "correct MODEL_PATH in .env: a folder, or a hub id"
     if "MAX_PROCESS_MEMORY" in fault or "MAX_MODEL_MEMORY" in fault:

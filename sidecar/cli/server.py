@@ -75,8 +75,7 @@ class Server:
         Raises:
             ServerError: with the server's own reason.
         """
-        with self._open(path, None) as response:
-            return json.load(response)
+        return self._json(path, None)
 
     def chat(self, body: Json) -> Reply:
         """
@@ -99,8 +98,7 @@ class Server:
         Raises:
             ServerError: with the server's own reason.
         """
-        with self._open(path, body) as response:
-            return json.load(response)
+        return self._json(path, body)
 
     def steps(self, path: str) -> Iterator[Json]:
         """
@@ -112,6 +110,15 @@ class Server:
         with self._open(path, {}) as response:
             yield from _events(response)
 
+    def _json(self, path: str, body: Json | None) -> Any:
+        with self._open(path, body) as response:
+            try:
+                return json.load(response)
+            except ValueError:
+                raise _not_ours(self.url) from None
+            except (OSError, HTTPException) as error:
+                raise ServerError(f"{path}: the answer broke off: {error}") from None
+
     def _open(self, path: str, body: Json | None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Content-Type": "application/json"}
@@ -120,10 +127,17 @@ class Server:
             return self._opener.open(request, timeout=_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
+                if "html" in error.headers.get("Content-Type", ""):
+                    raise _not_ours(self.url) from None
                 raise ServerError(f"{path}: {_reason(error)}") from None
         except (OSError, HTTPException) as error:
             why = getattr(error, "reason", error)
             raise NotAnswering(f"{self.url} does not answer: {why}") from None
+
+
+def _not_ours(url: str) -> ServerError:
+    text = f"what answers at {url} is no sidecar: name yours by --url or MLX_PORT"
+    return ServerError(text)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

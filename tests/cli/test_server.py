@@ -51,6 +51,51 @@ def door(to: str | None = None) -> Iterator[_Door]:
             thread.join(10)
 
 
+class _Stranger(BaseHTTPRequestHandler):
+    """Whatever else listens there."""
+
+    answer: tuple[int, str, bytes]
+
+    def do_GET(self) -> None:
+        status, kind, body = self.answer
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body) + (kind == "broken")))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((404, "text/html;charset=utf-8", b"<!DOCTYPE HTML><html>"), "is no sidecar"),
+        ((200, "text/html", b"<!DOCTYPE HTML><html>"), "is no sidecar"),
+        ((200, "application/json", b"{"), "is no sidecar"),
+        ((200, "broken", b"{"), "broke off"),
+    ],
+)
+def test_what_is_no_sidecar_is_told_in_a_sentence(
+    answer: tuple[int, str, bytes], why: str
+) -> None:
+    """Not by a page of HTML, nor by a traceback."""
+    handler = type("Handler", (_Stranger,), {"answer": answer})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            with pytest.raises(ServerError) as caught:
+                server_of(asked("--url", url)).get("/admin/state")
+        finally:
+            server.shutdown()
+            thread.join(10)
+    assert why in str(caught.value)
+    assert "<" not in str(caught.value)
+
+
 def asked(*flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_server_flags(parser, "ADMIN_TOKEN", "MLX_API_KEY")

@@ -13,7 +13,7 @@ from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loading.checkpoint_files import MemoryLimit
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import load
-from sidecar.engine.loading.model_place import BUILTIN_NAME, model_name
+from sidecar.engine.loading.model_place import BUILTIN_NAME, early_fault, model_name
 from sidecar.engine.loading.model_source import find_model, knows_architecture
 
 ModelFolder = Callable[[str], Path]
@@ -76,6 +76,12 @@ def test_a_model_is_called_by_its_folder_or_hub_id(tmp_path: Path) -> None:
 def test_a_missing_folder_is_said_to_be_missing(path: str) -> None:
     """A path is not looked up on the hub."""
     assert "no such folder" in failure(path)
+
+
+@pytest.mark.parametrize("name", ["llama3.2:3b", "hf:org/name", "a b"])
+def test_a_name_that_no_hub_has_is_told_at_once(name: str) -> None:
+    """As Ollama's are."""
+    assert "it is no hub id" in str(early_fault(name, None))
 
 
 def test_an_address_is_no_hub_id_and_the_id_is_named() -> None:

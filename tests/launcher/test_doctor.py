@@ -247,6 +247,12 @@ FAULTS = {
     "no such model": Fault(
         _setting("MODEL_PATH", "/nonexistent/model"), "there is no such folder",
         _without("MODEL_PATH"), "correct MODEL_PATH"),
+    "no hub id": Fault(
+        _setting("MODEL_PATH", "llama3.2:3b"), "it is no hub id",
+        _without("MODEL_PATH"), "correct MODEL_PATH"),
+    "not to be had": Fault(
+        _setting("MODEL_PATH", "org/nowhere"), "org/nowhere is not here",
+        _without("MODEL_PATH"), "correct MODEL_PATH"),
     "GGUF": Fault(_gguf, "GGUF", _without("MODEL_PATH"), "MLX model"),
     "lost shard": Fault(
         _lost_shard, "model-2.safetensors", _whole_again, "fetch the model again"),

@@ -17,6 +17,10 @@ from sidecar.engine.loading.checkpoint_files import (
 
 BUILTIN_DIR = Path(__file__).parents[2] / "builtin_model"
 BUILTIN_NAME = "mlx-tiny-agent"
+NO_HUB_ID = (
+    "there is no such folder, and it is no hub id (org/name; mlx-community has most "
+    "models)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,20 @@ def absent_fault(path: str) -> str | None:
     if "://" in path:
         hub_id = "/".join(path.partition("://")[2].split("/")[1:3])
         return f"it is an address; give the hub id alone, {hub_id}"
-    return "there is no such folder" if _is_place(path) else None
+    if _is_place(path):
+        return "there is no such folder"
+    return NO_HUB_ID if path and not _may_be_of_the_hub(path) else None
+
+
+def _may_be_of_the_hub(path: str) -> bool:
+    from huggingface_hub.errors import HFValidationError  # few starts come here
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return False
+    return True
 
 
 def files_fault(
