@@ -40,6 +40,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent
 LOCKS = ROOT / "requirements"  # written by tools/lock_dependencies.py
 VERSIONS = ("3.12", "3.13", "3.11")  # in order of preference
+_OF_OTHER_PYTHONS = ("PYTHONPATH", "PYTHONHOME")
 VERBS = (  # of the launcher
     "launch", "admin", "doctor", "service", "stop", "upgrade", "pull", "recommend",
     "rm", "list", "ps", "load", "unload", "pin", "unpin", "logs", "bench", "probe",
@@ -234,8 +235,14 @@ def only_one_at_a_time() -> Iterator[None]:
 def set_up(venv: Venv, options: argparse.Namespace) -> None:
     """Make `.env` and the venv ready; does nothing where they are."""
     if not (ROOT / ".env").exists() and (ROOT / ".env.example").exists():
-        shutil.copyfile(ROOT / ".env.example", ROOT / ".env")
-        os.chmod(ROOT / ".env", 0o600)  # keys will go there
+        try:
+            shutil.copyfile(ROOT / ".env.example", ROOT / ".env")
+            os.chmod(ROOT / ".env", 0o600)  # keys will go there
+        except OSError as error:
+            raise SetupError(
+                f"{ROOT} cannot be written to ({error.strerror}).\n"
+                "Fix: git clone it into a folder of your own"
+            ) from None
     wanted = (options.python,) if options.python else VERSIONS
     if not venv.path.exists():
         create_venv(venv, wanted)
@@ -642,7 +649,9 @@ def become(venv: Venv, arguments: list[str]) -> NoReturn:
     """Turn into the venv's python: signals and exit code go straight through."""
     sys.stdout.flush()
     os.chdir(ROOT)
-    os.execv(venv.python, [str(venv.python), *arguments])
+    # Packages of another Python would come before those of the venv.
+    environ = {k: v for k, v in os.environ.items() if k not in _OF_OTHER_PYTHONS}
+    os.execve(venv.python, [str(venv.python), *arguments], environ)
 
 
 class LiveLine:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidecar.cli.commands import TOOLS, run_tool, tools_help
-from sidecar.config.names import unknown_names
+from sidecar.config.names import unknown_names, unread_lines
 from sidecar.config.setting_sources import SettingSources
 from sidecar.config.settings import SECTIONS, Config
 from sidecar.config.sources import ConfigError
@@ -73,6 +73,9 @@ def _serve(argv: list[str]) -> int:
     keep_freed_pages()
     keep_cuda_graphs(os.environ)  # noqa: TID251 - MLX reads them there
     raise_file_limit()
+    for line in unread_lines(env_file):
+        text = "line %d of %s is not read: it is no NAME=value, or its quote is open"
+        logger.warning(text, line, env_file)
     for unknown in unknown_names(env_file, os.environ):  # noqa: TID251 - names only
         logger.warning("%s", unknown)
     if needs_key(config.server.host) and not config.server.api_key:

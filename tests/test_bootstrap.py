@@ -525,3 +525,38 @@ def test_ci_fails_if_anything_fails(
         "CALLED ['test', '--rest', '-k', 'some name']",
     ]
     assert all(line in ended.stdout for line in said)
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a sentence, and not with a traceback."""
+    (tmp_path / ".env.example").write_text("")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+
+    def refused(*_: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "copyfile", refused)
+    with pytest.raises(script.SetupError, match="cannot be written to") as caught:
+        script.set_up(script.Venv(tmp_path / ".venv"), SimpleNamespace(python=None))
+    assert "git clone" in str(caught.value)
+
+
+def test_packages_of_another_python_are_left_outside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PYTHONPATH would put them before those of the venv."""
+    seen: list[dict[str, str]] = []
+
+    def execve(_program: Path, _words: list[str], environ: dict[str, str]) -> None:
+        seen.append(environ)
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(os, "chdir", lambda _: None)
+    monkeypatch.setenv("PYTHONPATH", "/of/another/python3.11/site-packages")
+    monkeypatch.setenv("KEPT", "1")
+    script.become(script.Venv(tmp_path), ["-m", "litellm_mlx.launcher"])
+    (environ,) = seen
+    assert "PYTHONPATH" not in environ
+    assert environ["KEPT"] == "1"

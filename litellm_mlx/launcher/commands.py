@@ -25,6 +25,7 @@ from litellm_mlx.launcher.ready_block import fetch_health, ready_block
 from litellm_mlx.launcher.running import found_settings
 from litellm_mlx.launcher.servers_log import ServersLog
 from litellm_mlx.launcher.services import (
+    NotAnswering,
     ProxyPlan,
     fetch_models,
     lists_models,
@@ -47,6 +48,7 @@ from litellm_mlx.launcher.settings import (
 )
 from litellm_mlx.launcher.supervisor import ServiceFailed, StopRequested, Supervisor
 from litellm_mlx.launcher.terminal_lines import row
+from litellm_mlx.served_models import SidecarModel
 
 _VERBS = {
     "launch": "litellm_mlx.launcher.clients.launch",
@@ -207,18 +209,33 @@ def _start_all(
     ):
         supervisor.wait(lambda: lists_models(sidecar.answer, settings))
         if plan:
-            write_proxy_config(settings, plan, fetch_models(settings))
+            write_proxy_config(settings, plan, _listed_by(supervisor, settings))
             with telling(_say, row("LiteLLM", "starts")):
                 proxy = proxy_service(settings, plan, pid_files["litellm"])
                 supervisor.start(log.keeping(proxy))
         supervisor.wait(lambda: sidecar.is_up)
-    models = fetch_models(settings)
+    models = _listed_by(supervisor, settings)
     needs_key = plan.needs_key if plan else settings.api_key is not None
     health = fetch_health(settings)
     others = other_models(plan.user_config) if plan else []
     _say(
         ready_block(settings, models, needs_key=needs_key, health=health, others=others)
     )
+
+
+def _listed_by(
+    supervisor: Supervisor, settings: LaunchSettings
+) -> tuple[SidecarModel, ...]:
+    """What the sidecar serves; if it ends instead, the supervisor says why."""
+    found: list[tuple[SidecarModel, ...]] = []
+
+    def is_told() -> bool:
+        with contextlib.suppress(NotAnswering):
+            found.append(fetch_models(settings))
+        return bool(found)
+
+    supervisor.wait(is_told)
+    return found[0]
 
 
 def _servers_log(settings: LaunchSettings) -> ServersLog:

@@ -113,8 +113,17 @@ def plan_proxy(settings: LaunchSettings) -> ProxyPlan | None:
     return ProxyPlan(user, env, has_master_key(user, env), must_create)
 
 
+class NotAnswering(ProxyConfigError):
+    """The sidecar is not there, or not any more."""
+
+
 def fetch_models(settings: LaunchSettings) -> tuple[SidecarModel, ...]:
-    """Ask the running sidecar what it serves."""
+    """
+    Ask the running sidecar what it serves.
+
+    Raises:
+        NotAnswering: it may have ended. ProxyConfigError: it says something else.
+    """
     key = settings.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
@@ -122,9 +131,9 @@ def fetch_models(settings: LaunchSettings) -> tuple[SidecarModel, ...]:
             answer = client.get(f"{settings.sidecar.url}/v1/models")
         return parse_models(answer.raise_for_status().json())
     except (httpx.HTTPError, ValueError) as error:
-        raise ProxyConfigError(
-            f"the sidecar did not list its models: {error}"
-        ) from None
+        is_gone = isinstance(error, httpx.TransportError)
+        kind = NotAnswering if is_gone else ProxyConfigError
+        raise kind(f"the sidecar did not list its models: {error}") from None
 
 
 def write_proxy_config(

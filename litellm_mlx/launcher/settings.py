@@ -6,6 +6,7 @@ Later wins: default, `.env`, process environment (`ENV_FILE_OVERRIDES=true` lets
 """
 
 import ipaddress
+import logging
 import os
 import secrets
 import socket
@@ -224,6 +225,7 @@ def _of_file(
 
 
 def _read_env_file(file: Path) -> dict[str, str | None]:
+    logging.getLogger("dotenv.main").setLevel(logging.ERROR)  # the sidecar says it
     try:
         return dotenv_values(file)
     except UnicodeDecodeError as error:

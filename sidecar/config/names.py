@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 
 from sidecar.config.reasons import REASONS, reason_of
 from sidecar.config.settings import SECTIONS
@@ -74,6 +75,14 @@ def known_names() -> set[str]:
     """All spellings of all settings, whoever reads them."""
     items = (item for section in SECTIONS for item in dataclasses.fields(section))
     return {name for item in items for name in spellings(item)}
+
+
+def unread_lines(env_file: Path) -> list[int]:
+    """Lines of `.env` that are no NAME=value, or whose quote does not end."""
+    if not env_file.is_file():
+        return []
+    with env_file.open(encoding="utf-8", errors="replace") as text:
+        return [one.original.line for one in parse_stream(text) if one.error]
 
 
 def unknown_names(env_file: Path, environ: Mapping[str, str]) -> list[UnknownName]:

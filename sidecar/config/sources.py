@@ -1,5 +1,6 @@
 """Reads settings from flags, environment and .env: their spellings, and which wins."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from pathlib import Path
@@ -63,6 +64,7 @@ def read_env_file(file: Path) -> dict[str, str | None]:
     Raises:
         ConfigError: it cannot be read.
     """
+    logging.getLogger("dotenv.main").setLevel(logging.ERROR)  # see unread_lines
     try:
         return dotenv_values(file)
     except UnicodeDecodeError as error:

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         environ = _environ(setup)
         command = [setup.program, *setup.arguments, *setup.given]
         if options.print:
-            sys.stdout.write(described(setup))
+            sys.stdout.write(described(setup) + _files_of(setup))
             return 0
         if shutil.which(setup.program) is None:
             install = _INSTALL[options.client]
@@ -232,9 +232,18 @@ def described(setup: ClientSetup) -> str:
         f"{name}={shlex.quote(_masked(name, value))}"
         for name, value in setup.environ.items()
     ]
-    lines += [f"# written for you alone: {path}" for path in setup.files]
+    lines += [f"# written for you alone at a launch: {path}" for path in setup.files]
     command = shlex.join([setup.program, *setup.arguments])
     return "\n".join([*lines, f"{command} ..." if setup.given else command, ""])
+
+
+def _files_of(setup: ClientSetup) -> str:
+    """What a launch would write: `--print` has written nothing."""
+    told = ""
+    for path, text in setup.files.items():
+        body = "".join(f"#   {line}\n" for line in without_secrets(text).splitlines())
+        told += f"# {path}:\n{body}"
+    return told
 
 
 def _masked(name: str, value: str) -> str:

@@ -48,9 +48,9 @@ def _env_lines(file: Path) -> Iterator[Finding]:
         return
     with file.open(encoding="utf-8", errors="replace") as text:
         lines = [one.original.line for one in parse_stream(text) if one.error]
-    if lines:
-        found = f"line {lines[0]} of {file} is not read: it is no NAME=value"
-        yield Finding("set-up", "bad", found, f"mend line {lines[0]} of {file}")
+    for line in lines:
+        found = f"line {line} of {file} is not read: it is no NAME=value"
+        yield Finding("set-up", "bad", found, f"mend line {line} of {file}")
 
 
 def _python(python: tuple[int, int]) -> Iterator[Finding]:
