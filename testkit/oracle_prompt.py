@@ -285,9 +285,11 @@ def _turn_mark(message: Message, number: int) -> Message:
 
 def _overlapped(before: str, opening: str) -> str:
     """What stands before a turn, ending as it did when the turn was written."""
+    head = opening.strip().partition("\n")[0]
     for size in range(len(opening), 0, -1):
         at = before.rfind(opening[:size])
-        if at >= 0:
+        # Of an earlier turn more may be alike: `Assistant\n<` of a call in tags.
+        if at >= 0 and head not in before[at + size :]:
             return before[:at] + opening
     return before + opening
 
