@@ -45,6 +45,8 @@ _MODEL_ROUTES = re.compile(
     r"|(/v1beta)?/models/[^/]+:(generateContent|streamGenerateContent|countTokens)"
     r"|/v1beta/models(/[^/]+)?"
 )
+# Asked otherwise, LiteLLM passes it on to a cloud, or fails on it.
+_POSTED = re.compile(r"/(engines|openai/deployments)/.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,9 @@ def _is_preflight(asked: Asked) -> bool:
 def _keyless(asked: Asked) -> Refusal | None:
     if _may_be_a_page(asked.headers):
         return Refusal("forbidden", "from a browser ask for 127.0.0.1 or localhost")
+    is_posted = asked.method in ("POST", "OPTIONS")
+    if _POSTED.fullmatch(asked.path) and not is_posted:
+        return Refusal("forbidden", "this route is asked by POST")
     if _PUBLIC.fullmatch(asked.path) or _MODEL_ROUTES.fullmatch(asked.path):
         return None
     return Refusal(

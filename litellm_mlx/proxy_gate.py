@@ -48,6 +48,7 @@ _SERVER = "litellm.proxy.proxy_server"
 _HEALTH = "/health/liveliness"
 _POLICY_VIOLATION = 1008  # RFC 6455
 _TOO_MANY = "too many wrong keys come from your address: ask again in a second"
+_FROM_NETWORK = b"access-control-request-private-network"
 _STATUS = {"forbidden": 403, "unauthorized": 401}
 # Settings of LiteLLM's that let in keys which we cannot know.
 _OTHER_AUTHORITIES = (
@@ -85,7 +86,10 @@ class ProxyGate:
         scope = {**scope, "path": served_path(scope["path"])}
         asked, policy = _asked(scope), self._policy()
         if (origin := asked.headers.get("origin")) in policy.origins:
-            send = readable(str(origin), send)
+            asks = _FROM_NETWORK.decode() in asked.headers  # LiteLLM says no to it
+            kept = [item for item in scope["headers"] if item[0] != _FROM_NETWORK]
+            scope = {**scope, "headers": kept}
+            send = readable(str(origin), send, is_from_network=asks)
         caller = Caller((scope.get("client") or ("",))[0], given_key(asked))
         if self._wrong_keys.are_too_many(caller):
             await self._wrong_keys.wait()

@@ -42,16 +42,27 @@ async def answer(
     await send({"type": "http.response.body", "body": body})
 
 
-def readable(origin: str, send: Send) -> Send:
-    """A `send` whose answers a page may read; LiteLLM says so of its own only."""
-    names = (b"access-control-allow-origin", b"vary")
-    added = list(zip(names, (origin.encode(), b"Origin"), strict=True))
+def readable(origin: str, send: Send, *, is_from_network: bool = False) -> Send:
+    """
+    A `send` whose answers a page may read; LiteLLM says so of its own only.
+
+    Args:
+        is_from_network: its browser asks whether it may come to this machine at all.
+    """
+    own = b"access-control-allow-origin"
+    added = [
+        (own, origin.encode()), (b"vary", b"Origin"),
+        (b"access-control-expose-headers", b"Retry-After, X-Request-ID"),
+    ]  # fmt: skip
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", ())]
-            if names[0] not in {name.lower() for name, _ in headers}:
-                message["headers"] = headers + added
+            if own not in {name.lower() for name, _ in headers}:
+                headers += added
+            if is_from_network:
+                headers.append((b"access-control-allow-private-network", b"true"))
+            message["headers"] = headers
         await send(message)
 
     return sending

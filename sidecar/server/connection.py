@@ -59,6 +59,7 @@ _LINGER_S = 1.0
 _LEFT = 499  # the client did, before all was written
 # By name: a browser does not take `*` for Authorization.
 _CORS_HEADERS = "Authorization, Content-Type, X-API-Key, X-Request-ID"
+_EXPOSED = "Retry-After, X-Request-ID"
 _CORS_METHODS = "GET, POST, DELETE, HEAD, OPTIONS"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9\-]+(, ?[A-Za-z0-9\-]+){0,63}")
 
@@ -364,6 +365,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             names = asked if _HEADER_NAMES.fullmatch(asked) else _CORS_HEADERS
             self.send_header("Access-Control-Allow-Headers", names)
             self.send_header("Access-Control-Allow-Methods", _CORS_METHODS)
+            self.send_header("Access-Control-Expose-Headers", _EXPOSED)
+            if "Access-Control-Request-Private-Network" in self.headers:
+                self.send_header("Access-Control-Allow-Private-Network", "true")
             self.send_header("Vary", "Origin")
         if self._is_chunked:
             self.send_header("Transfer-Encoding", "chunked")

@@ -111,6 +111,13 @@ def test_a_path_names_one_model() -> None:
     assert kind_of(KEYLESS, path) == "forbidden"
 
 
+@pytest.mark.parametrize("path", ["/openai/deployments/local/x", "/engines/local/x"])
+def test_what_is_passed_to_a_cloud_unless_posted_is_posted(path: str) -> None:
+    path = path.replace("/x", "/chat/completions")
+    assert kind_of(KEYLESS, path, method="POST") is None
+    assert kind_of(KEYLESS, path, method="GET") == "forbidden"
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -57,6 +57,8 @@ def test_a_page_that_is_let_in_reads_why_not(
     head = head_of(PAGE, key, body)
     assert head["status"] == status
     assert LETS_IN in head["headers"]
+    exposed = (b"access-control-expose-headers", b"Retry-After, X-Request-ID")
+    assert exposed in head["headers"]
     assert (b"vary", b"Origin") in head["headers"]
 
 
@@ -67,6 +69,37 @@ def test_what_litellm_said_of_its_own_stays() -> None:
     names = [name for name, _ in head["headers"]]
     assert head["status"] == 200
     assert names.count(b"access-control-allow-origin") == 1
+
+
+def test_a_page_of_the_network_may_ask_whether_it_may_come() -> None:
+    """Its browser asks so; LiteLLM answers 400 to a preflight that does."""
+    seen: list[Any] = []
+
+    async def litellm(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend(name for name, _ in scope["headers"])
+        await app(scope, receive, send)
+
+    told: list[Any] = []
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    gate = ProxyGate(litellm, lambda: AdmissionPolicy(KEY, origins=(PAGE,)), Settings())
+    headers = [
+        (b"host", b"127.0.0.1"), (b"origin", PAGE.encode()),
+        (b"access-control-request-method", b"POST"),
+        (b"access-control-request-private-network", b"true"),
+    ]  # fmt: skip
+    scope = {
+        "type": "http", "method": "OPTIONS", "path": "/v1/chat/completions",
+        "headers": headers, "client": ("10.0.0.7", 1),
+    }  # fmt: skip
+    asyncio.run(gate(scope, receive, send))
+    assert (b"access-control-allow-private-network", b"true") in told[0]["headers"]
+    assert b"access-control-request-private-network" not in seen
 
 
 def test_another_page_reads_nothing() -> None:

@@ -217,6 +217,16 @@ def test_a_browser_app_of_an_allowed_origin_gets_through(locked: App) -> None:
     assert answer.status == 200
     assert answer.header("access-control-allow-origin") == ORIGIN
     assert answer.header("vary") == "Origin"
+    assert answer.header("access-control-expose-headers") == "Retry-After, X-Request-ID"
+
+
+def test_a_page_of_the_network_is_told_that_it_may_come(locked: App) -> None:
+    """Browsers ask so before they let it ask this machine."""
+    asks = ("Origin: " + ORIGIN, "Access-Control-Request-Private-Network: true")
+    preflight = ask(locked, request(CHAT, headers=asks, method="OPTIONS"))
+    assert preflight.header("access-control-allow-private-network") == "true"
+    plain = ask(locked, request(CHAT, headers=asks[:1], method="OPTIONS"))
+    assert plain.header("access-control-allow-private-network") is None
 
 
 @pytest.mark.parametrize("asked", ["x-stainless-os, content-type", "a\tb", ""])
