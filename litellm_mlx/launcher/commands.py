@@ -25,8 +25,8 @@ from litellm_mlx.launcher.ready_block import fetch_health, ready_block
 from litellm_mlx.launcher.running import found_settings
 from litellm_mlx.launcher.servers_log import ServersLog
 from litellm_mlx.launcher.services import (
-    NotAnswering,
     ProxyPlan,
+    SidecarGone,
     fetch_models,
     lists_models,
     loaded_share,
@@ -229,12 +229,12 @@ def _listed_by(
     """What the sidecar serves; if it ends instead, the supervisor says why."""
     found: list[tuple[SidecarModel, ...]] = []
 
-    def is_told() -> bool:
-        with contextlib.suppress(NotAnswering):
+    def is_listed() -> bool:
+        with contextlib.suppress(SidecarGone):
             found.append(fetch_models(settings))
         return bool(found)
 
-    supervisor.wait(is_told)
+    supervisor.wait(is_listed)
     return found[0]
 
 

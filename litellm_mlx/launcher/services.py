@@ -113,7 +113,7 @@ def plan_proxy(settings: LaunchSettings) -> ProxyPlan | None:
     return ProxyPlan(user, env, has_master_key(user, env), must_create)
 
 
-class NotAnswering(ProxyConfigError):
+class SidecarGone(ProxyConfigError):
     """The sidecar is not there, or not any more."""
 
 
@@ -122,7 +122,7 @@ def fetch_models(settings: LaunchSettings) -> tuple[SidecarModel, ...]:
     Ask the running sidecar what it serves.
 
     Raises:
-        NotAnswering: it may have ended. ProxyConfigError: it says something else.
+        SidecarGone: it may have ended. ProxyConfigError: it says something else.
     """
     key = settings.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -132,7 +132,7 @@ def fetch_models(settings: LaunchSettings) -> tuple[SidecarModel, ...]:
         return parse_models(answer.raise_for_status().json())
     except (httpx.HTTPError, ValueError) as error:
         is_gone = isinstance(error, httpx.TransportError)
-        kind = NotAnswering if is_gone else ProxyConfigError
+        kind = SidecarGone if is_gone else ProxyConfigError
         raise kind(f"the sidecar did not list its models: {error}") from None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from litellm_mlx.launcher.commands import _listed_by
-from litellm_mlx.launcher.services import NotAnswering, fetch_models
+from litellm_mlx.launcher.services import SidecarGone, fetch_models
 from litellm_mlx.launcher.settings import Flags, LaunchSettings, load_settings
 from litellm_mlx.launcher.supervisor import ServiceFailed
 from testkit.proxy import free_port
@@ -20,7 +20,7 @@ def settings(tmp_path: Path) -> LaunchSettings:
 
 
 def test_nobody_there_is_no_list(settings: LaunchSettings) -> None:
-    with pytest.raises(NotAnswering):
+    with pytest.raises(SidecarGone):
         fetch_models(settings)
 
 

@@ -239,11 +239,11 @@ def described(setup: ClientSetup) -> str:
 
 def _files_of(setup: ClientSetup) -> str:
     """What a launch would write: `--print` has written nothing."""
-    told = ""
+    shown = ""
     for path, text in setup.files.items():
         body = "".join(f"#   {line}\n" for line in without_secrets(text).splitlines())
-        told += f"# {path}:\n{body}"
-    return told
+        shown += f"# {path}:\n{body}"
+    return shown
 
 
 def _masked(name: str, value: str) -> str:

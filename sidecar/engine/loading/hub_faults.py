@@ -10,8 +10,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from sidecar.engine.loading.model_place import NO_HUB_ID
-
 _NOT_AGAIN = {400, 401, 403, 404, 410, 451}
 _GATED = "its terms must be accepted on its page at the hub, then set HF_TOKEN"
 
@@ -28,7 +26,10 @@ def contact_fault(error: Exception) -> str:
             "start once without HF_HUB_OFFLINE to download it, or give a folder"
         )
     if isinstance(error, HFValidationError):
-        return NO_HUB_ID
+        return (
+            "there is no such folder, and it is no hub id (org/name; mlx-community has "
+            "most models)"
+        )
     if isinstance(error, GatedRepoError):
         return _GATED
     if isinstance(error, RepositoryNotFoundError):

@@ -17,10 +17,6 @@ from sidecar.engine.loading.checkpoint_files import (
 
 BUILTIN_DIR = Path(__file__).parents[2] / "builtin_model"
 BUILTIN_NAME = "mlx-tiny-agent"
-NO_HUB_ID = (
-    "there is no such folder, and it is no hub id (org/name; mlx-community has most "
-    "models)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +59,20 @@ def absent_fault(path: str) -> str | None:
         return f"it is an address; give the hub id alone, {hub_id}"
     if _is_place(path):
         return "there is no such folder"
-    return NO_HUB_ID if path and not _may_be_of_the_hub(path) else None
+    return _hub_id_fault(path) if path else None
 
 
-def _may_be_of_the_hub(path: str) -> bool:
+def _hub_id_fault(path: str) -> str | None:
     from huggingface_hub.errors import HFValidationError  # few starts come here
     from huggingface_hub.utils import validate_repo_id
 
+    from sidecar.engine.loading.hub_faults import contact_fault
+
     try:
         validate_repo_id(path)
-    except HFValidationError:
-        return False
-    return True
+    except HFValidationError as error:
+        return contact_fault(error)
+    return None
 
 
 def files_fault(
