@@ -87,6 +87,14 @@ class _Thread:
         return len(self.digests) + len(self.refused)
 
 
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """When a conversation was forgotten (Unix seconds), and how long its prompt was."""
+
+    at: float
+    num_tokens: int
+
+
 class TurnStore:
     """
     The last conversation of each (session, thread). Any thread.
@@ -99,7 +107,7 @@ class TurnStore:
         self._max_idle_s = max_idle_s
         self._threads: OrderedDict[Conversation, _Thread] = OrderedDict()
         self._expired: deque[Conversation] = deque(maxlen=_MAX_EXPIRED)
-        self._cleared: OrderedDict[str, float] = OrderedDict()  # no name is kept
+        self._cleared: OrderedDict[str, Cleared] = OrderedDict()  # no name is kept
         self._lock = threading.Lock()
 
     def compare(
@@ -251,9 +259,10 @@ class TurnStore:
                 if forget_filter is None or forget_filter.covers(c)
             ]
             for conversation in gone:
-                del self._threads[conversation]
+                thread = self._threads.pop(conversation)
                 if not is_implicit(conversation.session):
-                    self._cleared[_hash_of(conversation)] = time.time()
+                    cleared = Cleared(time.time(), thread.num_tokens)
+                    self._cleared[_hash_of(conversation)] = cleared
             while len(self._cleared) > _MAX_EXPIRED:
                 self._cleared.popitem(last=False)
             left = [
@@ -264,8 +273,8 @@ class TurnStore:
             self._expired = deque(left, maxlen=_MAX_EXPIRED)
         return len(gone)
 
-    def cleared_at(self, conversation: Conversation) -> float | None:
-        """Unix seconds at which a session that a client named was forgotten, if so."""
+    def cleared(self, conversation: Conversation) -> Cleared | None:
+        """What is left of a session that a client named and that was forgotten."""
         with self._lock:
             return self._cleared.get(_hash_of(conversation))
 

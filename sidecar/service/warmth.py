@@ -108,6 +108,9 @@ def _explain(
         elif earlier_len is not None:
             reason = _restarted(is_on_disk=memory.unwritten_turns is not None)
             lost = max(0, min(earlier_len, prepared.num_tokens) - cached_len)
+        elif (cleared := memory.turns.cleared(conversation)) is not None:
+            reason = _Reason("cleared", f"it was cleared at {_clock(cleared.at)}")
+            lost = max(0, min(cleared.num_tokens, prepared.num_tokens) - cached_len)
         else:
             reason = _why_unknown(memory, conversation)
     elif not lost:
@@ -184,8 +187,6 @@ def _restarted(*, is_on_disk: bool) -> _Reason:
 
 def _why_unknown(memory: ConversationMemory, conversation: Conversation) -> _Reason:
     """Nothing is known of an earlier prompt of this conversation."""
-    if (at := memory.turns.cleared_at(conversation)) is not None:
-        return _Reason("cleared", f"it was cleared at {_clock(at)}")
     if memory.turns.has_expired(conversation):
         detail = "nobody went on with this session for too long"
         return _Reason("expired", detail, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS")

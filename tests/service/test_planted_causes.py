@@ -78,11 +78,11 @@ def test_kv_that_was_evicted(app: App, agent: str) -> None:
 @pytest.mark.parametrize("agent", AGENTS)
 def test_what_was_cleared(app: App, agent: str) -> None:
     talk = new_talk(agent)
-    send(app, talk)
+    before = send(app, talk)
     httpx.post(f"{app.url}/admin/cache/clear", timeout=60).raise_for_status()
     state = httpx.get(f"{app.url}/admin/state", timeout=60).json()
     assert state["ended"] == []
-    assert send(app, talk)["warmth"]["cause"] == "cleared"
+    check(send(app, talk), before, "cleared")
 
 
 INFO = 'Conversation info (untrusted metadata):\n```json\n{"id": %d}\n```\n\n'
