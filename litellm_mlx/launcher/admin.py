@@ -23,13 +23,23 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     try:
         url = page_address(found_settings())
-    except httpx.HTTPError as error:
+    except httpx.HTTPStatusError as error:
+        sys.stderr.write(f"litellm-mlx admin: {_why(error.response)}\n")
+        return 1
+    except (httpx.HTTPError, ValueError, KeyError) as error:
         sys.stderr.write(f"litellm-mlx admin: the sidecar does not answer: {error}\n")
         return 1
     sys.stdout.write(f"{url}\n")
     if not options.print:
         webbrowser.open(url)
     return 0
+
+
+def _why(answer: httpx.Response) -> str:
+    where = f"{answer.url.scheme}://{answer.url.netloc.decode()}"
+    if answer.status_code in (401, 403):
+        return f"the sidecar at {where} wants another key: ADMIN_TOKEN or MLX_API_KEY"
+    return f"what answers at {where} is no sidecar ({answer.status_code})"
 
 
 def page_address(settings: LaunchSettings) -> str:

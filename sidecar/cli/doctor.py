@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
+from jinja2 import Environment, TemplateSyntaxError
 
 from sidecar.config.names import unknown_names
 from sidecar.config.setting_sources import SettingSources
@@ -39,6 +40,7 @@ _ENV_FILE = Path(".env")
 _LEFT_FREE = 8 << 30
 _GB = 1e9
 _HUB_S = 3.0
+_TEMPLATES = Environment(extensions=["jinja2.ext.loopcontrols"])
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 
 
@@ -124,6 +126,9 @@ def _model(config: Config) -> Iterator[CheckResult]:
             "models", "bad", found, "copy tokenizer.json beside its weights"
         )
         return
+    if fault := _unreadable(folder):
+        yield CheckResult("models", "bad", fault, "fetch that file of the model again")
+        return
     if not _has_template(folder):
         found = f"{folder} has no chat template: a plain one is used"
         mend = "copy chat_template.jinja of the model's own repository into it"
@@ -169,6 +174,23 @@ def _mend_of(fault: str) -> str:
     if "MAX_PROCESS_MEMORY" in fault or "MAX_MODEL_MEMORY" in fault:
         return "choose a smaller model, or one of fewer bits"
     return "fetch the model again: what is whole is kept"
+
+
+def _unreadable(folder: Path) -> str:
+    """What a start or each chat would fail on, of files that are no weights."""
+    tokenizer, template = folder / "tokenizer.json", folder / "chat_template.jinja"
+    if tokenizer.exists() and read_object(folder, tokenizer.name) is None:
+        return f"{tokenizer} is no JSON"
+    try:
+        if template.exists():
+            _TEMPLATES.parse(template.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{template} cannot be read: {error}"
+    except TemplateSyntaxError as error:
+        # transformers knows tags besides, `generation` among them.
+        if not str(error).startswith("Encountered unknown tag"):
+            return f"{template}, line {error.lineno}: {error}"
+    return ""
 
 
 def _has_template(folder: Path) -> bool:

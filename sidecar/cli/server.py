@@ -8,14 +8,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 Json = dict[str, Any]
 
-_TIMEOUT_S = 900.0
+_TIMEOUT_S, _LOOK_S = 900.0, 60.0
 
 
 class ServerError(Exception):
@@ -111,20 +111,22 @@ class Server:
             yield from _events(response)
 
     def _json(self, path: str, body: Json | None) -> Any:
-        with self._open(path, body) as response:
+        # A change, such as a load, may take its time; a look may not.
+        limit_s = _LOOK_S if body is None else _TIMEOUT_S
+        with self._open(path, body, limit_s) as response:
             try:
-                return json.load(response)
+                return json.loads(_whole(response, limit_s))
             except ValueError:
                 raise _not_ours(self.url) from None
             except (OSError, HTTPException) as error:
                 raise ServerError(f"{path}: the answer broke off: {error}") from None
 
-    def _open(self, path: str, body: Json | None) -> Any:
+    def _open(self, path: str, body: Json | None, limit_s: float = _TIMEOUT_S) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers)
         try:
-            return self._opener.open(request, timeout=_TIMEOUT_S)
+            return self._opener.open(request, timeout=limit_s)
         except urllib.error.HTTPError as error:
             with error:
                 if "html" in error.headers.get("Content-Type", ""):
@@ -133,6 +135,18 @@ class Server:
         except (OSError, HTTPException) as error:
             why = getattr(error, "reason", error)
             raise NotAnswering(f"{self.url} does not answer: {why}") from None
+
+
+def _whole(response: Any, limit_s: float) -> bytes:
+    """A body, read to its end by a deadline: one that trickles has none."""
+    deadline, data = time.monotonic() + limit_s, b""
+    while piece := response.read1(1 << 16):
+        data += piece
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no end within {limit_s:g} s")
+    if response.length:
+        raise IncompleteRead(data, response.length)
+    return data
 
 
 def _not_ours(url: str) -> ServerError:

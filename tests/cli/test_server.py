@@ -1,6 +1,7 @@
 """The tools' way to a server: whom the key of the environment goes to."""
 
 import argparse
+import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,6 +95,32 @@ def test_what_is_no_sidecar_is_told_in_a_sentence(
             thread.join(10)
     assert why in str(caught.value)
     assert "<" not in str(caught.value)
+
+
+def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit is for all of it, not for each piece."""
+    monkeypatch.setattr("sidecar.cli.server._LOOK_S", 0.3)
+    ended = threading.Event()
+
+    class Trickling(_Stranger):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while not ended.wait(0.02):
+                    self.wfile.write(b" ")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Trickling) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            with pytest.raises(ServerError, match="no end within"):
+                server_of(asked("--url", url)).get("/admin/state")
+        finally:
+            ended.set()
+            server.shutdown()
+            thread.join(10)
 
 
 def asked(*flags: str) -> argparse.Namespace:

@@ -263,6 +263,12 @@ FAULTS = {
         _remove("config.json"), "config.json", _restore("config.json"), "fetch"),
     "no tokenizer": Fault(
         _remove("tokenizer.json"), "tokenizer", _restore("tokenizer.json"), ""),
+    "tokenizer that is none": Fault(
+        lambda m: (m.model() / "tokenizer.json").write_text("{"), "is no JSON",
+        _restore("tokenizer.json"), "fetch that file"),
+    "template that is none": Fault(
+        lambda m: (m.model() / "chat_template.jinja").write_text("{% for x in %}"),
+        "chat_template.jinja, line 1", _restore("chat_template.jinja"), "fetch that"),
     "no template": Fault(
         _no_template, "no chat template", _restore("chat_template.jinja"),
         "copy chat_template.jinja"),

@@ -36,6 +36,7 @@ def test_the_page_is_opened_with_a_code_in_place_of_the_key(tmp_path: Path) -> N
         assert answer.json() == {"key": "a-long-token"}
         wrong = verb("admin", "--print", ADMIN_TOKEN="another-token", **named)
         assert (wrong.returncode, wrong.stdout) == (1, "")
+        assert "wants another key: ADMIN_TOKEN" in wrong.stderr
     done = verb("admin", "--print", ADMIN_TOKEN="a-long-token", **named)
     assert done.returncode == 1
     assert "does not answer" in done.stderr
