@@ -7,6 +7,7 @@ Each finding says what was found and the one line that mends it.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -24,7 +25,7 @@ from jinja2 import Environment, TemplateSyntaxError
 from sidecar.config.names import unknown_names
 from sidecar.config.setting_sources import SettingSources
 from sidecar.config.settings import Config
-from sidecar.config.sources import ConfigError
+from sidecar.config.sources import ConfigError, read_env_file
 from sidecar.config.values import physical_memory
 from sidecar.engine.loading.checkpoint_files import (
     memory_limit,
@@ -87,9 +88,8 @@ def check(env_file: Path) -> Iterator[CheckResult]:
         configured_rules(config)
     except ConfigError as error:
         name = re.split("[ =:]", str(error), maxsplit=1)[0]
-        yield CheckResult(
-            "settings", "bad", str(error), f"correct {name} in {env_file}"
-        )
+        mend = f"correct {name}{_where(name, env_file)}"
+        yield CheckResult("settings", "bad", str(error), mend)
         return
     unknown = list(unknown_names(env_file, environ))
     for one in unknown:
@@ -104,6 +104,17 @@ def check(env_file: Path) -> Iterator[CheckResult]:
         )
     yield from _model(config)
     yield from _downloads()
+
+
+def _where(name: str, env_file: Path) -> str:
+    """Where a value stands; "": the name is that of a file."""
+    if "/" in name:
+        return ""
+    with contextlib.suppress(ConfigError):
+        if name in read_env_file(env_file):
+            return f" in {env_file}"
+    is_set = name in os.environ  # noqa: TID251 - where it is said, not what
+    return " in the environment" if is_set else " on the admin page, which saved it"
 
 
 def _model(config: Config) -> Iterator[CheckResult]:

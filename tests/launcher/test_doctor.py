@@ -488,6 +488,20 @@ def test_a_start_on_another_port_than_the_settings_say(machine: Machine) -> None
     assert faults(machine.examine()) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [('{"RATE_LIMIT_RPM": 9999999}', "on the admin page"), ("{", "settings.json")],
+)
+def test_a_value_that_the_page_saved(machine: Machine, text: str, words: str) -> None:
+    """Its place is told, which is not `.env`."""
+    file = machine.home / "cache" / "settings.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    (found,) = [f for f in faults(machine.examine()) if f["group"] == "settings"]
+    assert words in found["mend"]
+    assert ".env" not in found["mend"]
+
+
 def test_an_admin_token_that_was_removed(machine: Machine) -> None:
     machine.write_env()
     settings = {"MLX_PORT": str(machine.port), "ADMIN_TOKEN": "its-token"}
