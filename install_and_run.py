@@ -136,6 +136,8 @@ class Venv:
 def main(argv: list[str]) -> int:
     """Run a command; returns its exit code, unless the process becomes another."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in _OF_OTHER_PYTHONS:  # their packages would come before the venv's
+        os.environ.pop(name, None)
     if argv[:1] and argv[0] in VERBS:
         return run_verb(argv)  # unless it becomes another process
     try:
@@ -649,9 +651,7 @@ def become(venv: Venv, arguments: list[str]) -> NoReturn:
     """Turn into the venv's python: signals and exit code go straight through."""
     sys.stdout.flush()
     os.chdir(ROOT)
-    # Packages of another Python would come before those of the venv.
-    environ = {k: v for k, v in os.environ.items() if k not in _OF_OTHER_PYTHONS}
-    os.execve(venv.python, [str(venv.python), *arguments], environ)
+    os.execv(venv.python, [str(venv.python), *arguments])
 
 
 class LiveLine:

@@ -50,16 +50,15 @@ def readable(origin: str, send: Send, *, is_from_network: bool = False) -> Send:
         is_from_network: its browser asks whether it may come to this machine at all.
     """
     own = b"access-control-allow-origin"
-    added = [
-        (own, origin.encode()), (b"vary", b"Origin"),
-        (b"access-control-expose-headers", b"Retry-After, X-Request-ID"),
-    ]  # fmt: skip
+    added = [(own, origin.encode()), (b"vary", b"Origin")]
+    exposed = (b"access-control-expose-headers", b"Retry-After, X-Request-ID")
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", ())]
             if own not in {name.lower() for name, _ in headers}:
                 headers += added
+            headers.append(exposed)  # beside what LiteLLM lets a page read
             if is_from_network:
                 headers.append((b"access-control-allow-private-network", b"true"))
             message["headers"] = headers

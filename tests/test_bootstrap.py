@@ -544,19 +544,12 @@ def test_a_folder_that_cannot_be_written_is_told(
 
 
 def test_packages_of_another_python_are_left_outside(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    project: Project, tmp_path: Path
 ) -> None:
     """PYTHONPATH would put them before those of the venv."""
-    seen: list[dict[str, str]] = []
-
-    def execve(_program: Path, _words: list[str], environ: dict[str, str]) -> None:
-        seen.append(environ)
-
-    monkeypatch.setattr(os, "execve", execve)
-    monkeypatch.setattr(os, "chdir", lambda _: None)
-    monkeypatch.setenv("PYTHONPATH", "/of/another/python3.11/site-packages")
-    monkeypatch.setenv("KEPT", "1")
-    script.become(script.Venv(tmp_path), ["-m", "litellm_mlx.launcher"])
-    (environ,) = seen
-    assert "PYTHONPATH" not in environ
-    assert environ["KEPT"] == "1"
+    (tmp_path / "litellm_mlx").mkdir()
+    planted = tmp_path / "litellm_mlx" / "__init__.py"
+    planted.write_text("raise SystemExit('PLANTED')")
+    done = project.run(PYTHONPATH=str(tmp_path))
+    assert "PLANTED" not in done.out + done.error
+    assert "ECHO litellm_mlx.launcher" in done.out

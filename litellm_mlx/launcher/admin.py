@@ -54,7 +54,9 @@ def page_address(settings: LaunchSettings) -> str:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(trust_env=False, timeout=10.0) as client:
         if key is None:
-            client.get(page).raise_for_status()
+            answer = client.get(page).raise_for_status()
+            if "x-request-id" not in answer.headers:
+                raise ValueError("something else is there")
             return page
         answer = client.post(f"{page}code", headers=headers, json={})
         answer.raise_for_status()

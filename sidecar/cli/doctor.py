@@ -42,6 +42,17 @@ _LEFT_FREE = 8 << 30
 _GB = 1e9
 _HUB_S = 3.0
 _TEMPLATES = Environment(extensions=["jinja2.ext.loopcontrols"])
+_GENERATION = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # transformers' own
+# What a fault says -> what mends it; the first that fits.
+_MENDS = {
+    "GGUF": "set MODEL_PATH to an MLX model (mlx-community has most)",
+    "run git lfs pull": "git lfs pull, in that folder",
+    "HF_HUB_OFFLINE": "start once without HF_HUB_OFFLINE",
+    "cannot be reached": "check the connection and HF_ENDPOINT, or name a folder",
+    "there is no such folder": "correct MODEL_PATH in .env: a folder, or a hub id",
+    "MAX_PROCESS_MEMORY": "choose a smaller model, or one of fewer bits",
+    "MAX_MODEL_MEMORY": "choose a smaller model, or one of fewer bits",
+}
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 
 
@@ -154,7 +165,8 @@ def _of_the_hub(name: str) -> CheckResult:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+    cached = try_to_load_from_cache(name, "config.json")
+    if isinstance(cached, str) and weight_bytes(Path(cached).parent):
         return CheckResult("models", "ok", f"{name} is in the hub's cache")
     asked: Future[None] = Future()
 
@@ -170,37 +182,38 @@ def _of_the_hub(name: str) -> CheckResult:
     try:
         asked.result(_HUB_S)
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
-        found = f"{name} is not here: {contact_fault(error)}"
-        return CheckResult("models", "bad", found, "correct MODEL_PATH in .env")
+        fault = contact_fault(error)
+        found = f"{name} is not here: {fault}"
+        return CheckResult("models", "bad", found, _mend_of(fault))
+    except (KeyError, TypeError, AttributeError):
+        found = f"{name} is not here, and the hub answers something else than a model"
+        return CheckResult("models", "bad", found, "correct HF_ENDPOINT")
     return CheckResult("models", "ok", f"{name} is fetched from the hub at the start")
 
 
 def _mend_of(fault: str) -> str:
-    if "GGUF" in fault:
-        return "set MODEL_PATH to an MLX model (mlx-community has most)"
-    if "run git lfs pull" in fault:
-        return "git lfs pull, in that folder"
-    if "there is no such folder" in fault:
-        return "correct MODEL_PATH in .env: a folder, or a hub id"
-    if "MAX_PROCESS_MEMORY" in fault or "MAX_MODEL_MEMORY" in fault:
-        return "choose a smaller model, or one of fewer bits"
-    return "fetch the model again: what is whole is kept"
+    found = (mend for words, mend in _MENDS.items() if words in fault)
+    return next(found, "fetch the model again: what is whole is kept")
 
 
 def _unreadable(folder: Path) -> str:
     """What a start or each chat would fail on, of files that are no weights."""
-    tokenizer, template = folder / "tokenizer.json", folder / "chat_template.jinja"
-    if tokenizer.exists() and read_object(folder, tokenizer.name) is None:
-        return f"{tokenizer} is no JSON"
+    for name, key in (("tokenizer.json", "model"), ("tokenizer_config.json", "")):
+        found = read_object(folder, name) if (folder / name).exists() else {key: ""}
+        if found is None or (key and key not in found):
+            return f"{folder / name} is not what a tokenizer's is"
+    file = folder / "chat_template.jinja"
     try:
-        if template.exists():
-            _TEMPLATES.parse(template.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8") if file.exists() else None
     except (OSError, UnicodeDecodeError) as error:
-        return f"{template} cannot be read: {error}"
+        return f"{file} cannot be read: {error}"
+    if text is None:
+        file = folder / "tokenizer_config.json"
+        text = (read_object(folder, file.name) or {}).get("chat_template")
+    try:
+        _TEMPLATES.parse(_GENERATION.sub("", text) if isinstance(text, str) else "")
     except TemplateSyntaxError as error:
-        # transformers knows tags besides, `generation` among them.
-        if not str(error).startswith("Encountered unknown tag"):
-            return f"{template}, line {error.lineno}: {error}"
+        return f"the chat template of {file}, line {error.lineno}: {error}"
     return ""
 
 

@@ -1,6 +1,7 @@
 """What is served, whether it can answer, and what people do with models by hand."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -203,8 +204,8 @@ class ModelService:
         Raises:
             BadRequest: the adapter of a folder could not be served; nothing is set.
         """
-        _check_adapter(changes.get("adapter_path"))
         entry = self._pool.entry(name)
+        _check_adapter(changes.get("adapter_path"))
         if (pinned := changes.get("pinned")) is not None:
             self._pool.set_pinned(name, pinned=pinned)
         if (ttl_s := changes.get("ttl_seconds")) is not None:
@@ -252,5 +253,5 @@ class ModelService:
 
 def _check_adapter(path: str | None) -> None:
     """Refuse now what the model's next load would fail on."""
-    if path and (why := why_not(Path(path).expanduser())):
+    if path and (why := why_not(Path(os.path.expanduser(path)))):
         raise BadRequest(f"adapter_path cannot be used: {why}", param="adapter_path")

@@ -248,6 +248,11 @@ def _no_weights(folder: Path) -> None:
     (folder / "adapters.safetensors").unlink()
 
 
+def _cut(folder: Path) -> None:
+    file = folder / "adapters.safetensors"
+    os.truncate(file, file.stat().st_size - 8)
+
+
 def _a_pipe(folder: Path) -> None:
     _full_without_numbers(folder)
     (folder / "adapters.safetensors").unlink()
@@ -293,6 +298,7 @@ def test_one_that_does_not_fit_ends_the_load(
         (_no_weights, "No such file or directory: adapters.safetensors"),
         (_other_kind, "of the type prefix"),
         (shutil.rmtree, "No such file or directory: adapter_config.json"),
+        (_cut, "adapters.safetensors is cut off"),
     ],
 )
 def test_what_its_files_tell_is_refused_when_it_is_set(

@@ -252,7 +252,7 @@ FAULTS = {
         _without("MODEL_PATH"), "correct MODEL_PATH"),
     "not to be had": Fault(
         _setting("MODEL_PATH", "org/nowhere"), "org/nowhere is not here",
-        _without("MODEL_PATH"), "correct MODEL_PATH"),
+        _without("MODEL_PATH"), ""),
     "GGUF": Fault(_gguf, "GGUF", _without("MODEL_PATH"), "MLX model"),
     "lost shard": Fault(
         _lost_shard, "model-2.safetensors", _whole_again, "fetch the model again"),
@@ -264,11 +264,11 @@ FAULTS = {
     "no tokenizer": Fault(
         _remove("tokenizer.json"), "tokenizer", _restore("tokenizer.json"), ""),
     "tokenizer that is none": Fault(
-        lambda m: (m.model() / "tokenizer.json").write_text("{"), "is no JSON",
+        lambda m: (m.model() / "tokenizer.json").write_text("{}"), "is not what",
         _restore("tokenizer.json"), "fetch that file"),
     "template that is none": Fault(
-        lambda m: (m.model() / "chat_template.jinja").write_text("{% for x in %}"),
-        "chat_template.jinja, line 1", _restore("chat_template.jinja"), "fetch that"),
+        lambda m: (m.model() / "chat_template.jinja").write_text("{% foo %}"),
+        "chat_template.jinja, line 1:", _restore("chat_template.jinja"), "fetch that"),
     "no template": Fault(
         _no_template, "no chat template", _restore("chat_template.jinja"),
         "copy chat_template.jinja"),
@@ -502,6 +502,24 @@ def test_a_value_that_the_page_saved(machine: Machine, text: str, words: str) ->
     assert ".env" not in found["mend"]
 
 
+def test_a_hub_that_the_env_file_names(machine: Machine) -> None:
+    """Its library reads the environment alone, and so does what doctor asks."""
+    cache = machine.home / "elsewhere" / "hub" / "models--org--name"
+    shutil.copytree(BUILTIN_DIR, cache / "snapshots" / "abc")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("abc")
+    machine.lines |= {"MODEL_PATH": "org/name", "HF_HUB_OFFLINE": "1"}
+    machine.write_env()
+    (found,) = faults(machine.examine())
+    assert found["mend"] == "start once without HF_HUB_OFFLINE"
+    machine.lines["HF_HUB_CACHE"] = str(machine.home / "elsewhere" / "hub")
+    machine.write_env()
+    assert faults(machine.examine()) == []
+    (cache / "snapshots" / "abc" / "model.safetensors").unlink()
+    (found,) = faults(machine.examine())
+    assert "org/name is not here" in found["found"]
+
+
 def test_an_admin_token_that_was_removed(machine: Machine) -> None:
     machine.write_env()
     settings = {"MLX_PORT": str(machine.port), "ADMIN_TOKEN": "its-token"}
@@ -520,7 +538,7 @@ def test_a_check_that_never_ends_is_told(
     ended = threading.Event()
     monkeypatch.setattr(doctor, "check_machine", lambda _limit: ended.wait())
     monkeypatch.setattr(doctor, "check_running", lambda _settings: ended.wait())
-    monkeypatch.setattr(doctor, "_model_half", lambda _folder: [])
+    monkeypatch.setattr(doctor, "_model_half", lambda _folder, _settings: [])
     found = [*doctor.examine(machine.folder, machine.home)]
     ended.set()
     late = [one.group for one in found if "not looked at within" in one.found]

@@ -36,6 +36,7 @@ from litellm_mlx.launcher.settings import (
     settings_folder,
 )
 
+_OF_THE_HUB = ("HF_", "HUGGING_FACE_")
 _LIMIT_S, _LOOK_S = 9.0, 2.0  # Python takes the tenth second to start
 
 
@@ -75,7 +76,7 @@ def examine(folder: Path, home: Path) -> Iterator[Finding]:
         ("set-up", lambda: check_set_up(settings)),
         ("machine", lambda: check_machine(_limit(settings))),
         ("ports", lambda: check_ports(settings)),
-        ("models", lambda: _model_half(folder)),
+        ("models", lambda: _model_half(folder, settings)),
         ("litellm", lambda: check_litellm(settings)),
         ("clients", lambda: check_clients(settings, home, _context(settings))),
         ("self-test", lambda: check_running(settings)),
@@ -116,11 +117,14 @@ def _limit(settings: LaunchSettings) -> int | None:
     return fetch_health(settings, _LOOK_S).limit_bytes
 
 
-def _model_half(folder: Path) -> list[Finding]:
+def _model_half(folder: Path, settings: LaunchSettings) -> list[Finding]:
     """The sidecar's own findings: the packages meet over processes only."""
     command = [sys.executable, "-m", "sidecar", "doctor", "--json"]
     own = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(PACKAGE_PARENT)}
-    environ = {**os.environ, **own}  # noqa: TID251 - read as the server reads it
+    # Where the hub and its cache are: its library reads the environment alone.
+    merged = settings.child_env.items()
+    hub = {name: value for name, value in merged if name.startswith(_OF_THE_HUB)}
+    environ = {**os.environ, **hub, **own}  # noqa: TID251 - as the server reads it
     done = subprocess.run(
         command, cwd=folder, env=environ, capture_output=True, text=True,
         timeout=_LIMIT_S, check=False,

@@ -23,6 +23,7 @@ from sidecar.engine.adapters.adapter_files import (
     described,
     stat_of,
 )
+from sidecar.engine.loading.checkpoint_files import safetensors_fault
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.weights import weights_nbytes
 from sidecar.infra.safetensors_header import read_entries
@@ -51,13 +52,13 @@ def why_not(folder: Path) -> str:
     try:
         if not is_for_a_model(folder):
             adapter_in(folder)
+        return safetensors_fault(folder / WEIGHTS) or ""
     except BadRequest as error:
         return error.message
     except OSError as error:
         return f"{error.strerror}: {Path(error.filename or CONFIG).name}"
     except (ValueError, RecursionError) as error:
         return str(error)
-    return ""
 
 
 def applied(model: LoadedModel, folder: Path) -> LoadedModel:
