@@ -20,7 +20,12 @@ from sidecar.core.errors import BadRequest, ModelLoadFailed
 from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.adapters.adapter_files import CONFIG, WEIGHTS, adapter_in
 from sidecar.engine.gpu_thread import load_thread
-from sidecar.engine.loading.applied_adapter import applied, is_for_a_model, why_not
+from sidecar.engine.loading.applied_adapter import (
+    applied,
+    is_for_a_model,
+    own_folder,
+    why_not,
+)
 from sidecar.engine.loading.checkpoint_files import memory_limit, read_config
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import (
@@ -357,7 +362,7 @@ class TextLoader:
 
 
 def _adapter_path(spec: ModelSpec) -> Path | None:
-    return Path(spec.adapter_path).expanduser() if spec.adapter_path else None
+    return own_folder(spec.adapter_path) if spec.adapter_path else None
 
 
 def _adapter_folder(spec: ModelSpec) -> Path | None:

@@ -1,7 +1,6 @@
 """What is served, whether it can answer, and what people do with models by hand."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from sidecar.core.errors import BadRequest
 from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.gpu_thread import GpuThread
-from sidecar.engine.loading.applied_adapter import why_not
+from sidecar.engine.loading.applied_adapter import own_folder, why_not
 from sidecar.engine.loading.checkpoint_details import describe
 from sidecar.engine.loading.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.process_memory import ProcessMemory
@@ -253,5 +252,5 @@ class ModelService:
 
 def _check_adapter(path: str | None) -> None:
     """Refuse now what the model's next load would fail on."""
-    if path and (why := why_not(Path(os.path.expanduser(path)))):
+    if path and (why := why_not(own_folder(path))):
         raise BadRequest(f"adapter_path cannot be used: {why}", param="adapter_path")

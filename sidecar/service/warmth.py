@@ -107,10 +107,10 @@ def _explain(
             return WARM
         elif earlier_len is not None:
             reason = _restarted(is_on_disk=memory.unwritten_turns is not None)
-            lost = max(0, min(earlier_len, prepared.num_tokens) - cached_len)
+            lost = _lost_of(earlier_len, prepared, cached_len)
         elif (cleared := memory.turns.cleared(conversation)) is not None:
             reason = _Reason("cleared", f"it was cleared at {_clock(cleared.at)}")
-            lost = max(0, min(cleared.num_tokens, prepared.num_tokens) - cached_len)
+            lost = _lost_of(cleared.num_tokens, prepared, cached_len)
         else:
             reason = _why_unknown(memory, conversation)
     elif not lost:
@@ -130,6 +130,11 @@ def _explain(
         reason.cause.partition(": ")[2] or None,
         *((place.message, place.role, place.before, place.now) if place else ()),
     )
+
+
+def _lost_of(earlier_len: int, prepared: PreparedPrompt, cached_len: int) -> int:
+    """Tokens of an earlier prompt, of which the length alone is known."""
+    return max(0, min(earlier_len, prepared.num_tokens) - cached_len)
 
 
 def _place(request: ChatRequest, report: CacheReport) -> Divergence | None:

@@ -7,6 +7,7 @@ and slots have a key of their own. mlx-lm's own loader reads it.
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,11 @@ def is_for_a_model(folder: Path) -> bool:
         return True
     shapes = (entry.get("shape") for entry in read_entries(folder / WEIGHTS).values())
     return any(isinstance(shape, list) and len(shape) > 2 for shape in shapes)
+
+
+def own_folder(path: str) -> Path:
+    """The folder that a model's `adapter_path` names."""
+    return Path(os.path.expanduser(path))  # unlike Path's, it takes an unknown user
 
 
 def why_not(folder: Path) -> str:
