@@ -39,17 +39,6 @@ from sidecar.kv.kv_layers import (
 )
 
 
-def empty_batch(
-    model: LoadedModel, released: Released, before_wait: Callable[[], None] = nothing
-) -> SpeculatingBatch:
-    """A batch without rows; for `before_wait` see DecodeBatch."""
-    batch: SpeculatingBatch = SpeculatingBatch.empty(model.forward, greedy_sampler)
-    batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
-    batch.released = released
-    batch.before_wait = before_wait
-    return batch
-
-
 def batch_of_one(
     model: LoadedModel,
     uid: int,
@@ -181,7 +170,8 @@ class DecodeBatches:
         if fitting:
             min(fitting, key=lambda b: self._padding(b, length)).extend(single)
         else:
-            batch = empty_batch(self._model, self._released, self._before_wait)
+            empty = SpeculatingBatch.empty(self._model.forward, greedy_sampler)
+            batch = self._prepared(empty)
             batch.extend(single)
             self._batches.append(batch)
         self._lengths[uid] = length
@@ -216,7 +206,15 @@ class DecodeBatches:
     ) -> None:
         self._rotated.add(uid)
         self._lengths[uid] = length
-        self._batches.insert(len(self._batches) if at is None else at, single)
+        place = len(self._batches) if at is None else at
+        self._batches.insert(place, self._prepared(single))
+
+    def _prepared(self, batch: SpeculatingBatch) -> SpeculatingBatch:
+        """The batch, as those of this model are."""
+        model = self._model
+        batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
+        batch.released, batch.before_wait = self._released, self._before_wait
+        return batch
 
     def next(self, *, may_draft: bool = True) -> list[Any]:
         """

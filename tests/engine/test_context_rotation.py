@@ -11,6 +11,7 @@ from sidecar.app import App
 from sidecar.core.errors import BadRequest, ContextLengthExceeded
 from sidecar.core.prompt import ModelIds
 from sidecar.engine import source_maker
+from sidecar.engine.gpu_scheduler import GpuScheduler
 from sidecar.engine.job import Token
 from sidecar.engine.text_engine import TextEngine
 from testkit.jobs import (
@@ -88,6 +89,23 @@ def test_it_says_what_the_library_says(
         assert list(said.ids) == expected
         assert said.reason == "length"
     assert engine.store.check_integrity() == []
+
+
+def test_what_it_says_is_read_as_it_is_said(served: App, engine: TextEngine) -> None:
+    """Not at its end, whether it forgot before its first token or behind it."""
+    loop, turns = engine._loop, GpuScheduler()
+    turns.add(loop)
+    for length in (150, WINDOW - 2):
+        job = submit(engine, random_ids(3, length), NUM_TOKENS, context_len=WINDOW)
+        served.gpu.remove_worker(loop)
+        try:
+            for _ in range(20):
+                served.gpu.call(turns.take)
+            read = [*iter(lambda job=job: job.next_event(0.0), None)]
+        finally:
+            served.gpu.add_worker(loop)
+        assert sum(isinstance(event, Token) for event in read) >= 8
+        engine.release(job)
 
 
 def test_what_it_kept_serves_others(served: App, engine: TextEngine) -> None:
