@@ -6,8 +6,10 @@ grammars and adapters for each row. Alone, a row keeps the plain caches of its p
 no mask against padding, no copy at its start or end.
 """
 
+import contextlib
 import copy
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, cast
 
@@ -15,20 +17,31 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationBatch
 
 from sidecar.engine.constrained_row import ConstrainedRow, masked
-from sidecar.engine.sampling import Drawing
+from sidecar.engine.gpu_thread import describing_thread
+from sidecar.engine.sampling import Drawing, RowSampler
+from sidecar.engine.step_ahead import (
+    DescribedStep,
+    Likeliest,
+    SavedState,
+    StepAhead,
+)
 from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.kv_layers import (
     EARLY_ROOM,
     KVLayers,
     Released,
     arrays_of,
+    atoms,
     borrow_layers,
     from_only_row,
+    has_room,
     make_room,
     row_of,
     share_offsets,
     to_batch,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def nothing() -> None:
@@ -50,6 +63,10 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     `before_wait` is called where a step has been described and MLX begins to compute
     it: from there on the interpreter is free for others, for most of the step's time.
     Whoever is woken sooner competes with the description of the next step.
+
+    That one is described by another thread meanwhile (step_ahead), unless a row ends
+    for certain, buffers grow, or a mask hangs on what is drawn. `goes_ahead` is False
+    where a pass through the model does more than describe.
     """
 
     prompt_cache: KVLayers
@@ -61,6 +78,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     stop_ids: Collection[int] = ()
     released = Released()
     before_wait: Callable[[], None] = staticmethod(nothing)
+    goes_ahead = True
+    _ahead: StepAhead | None = None
 
     def __init__(
         self,
@@ -100,11 +119,27 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         """
         self._current_tokens = inputs = self._next_tokens
         self._current_logprobs = due = self._next_logprobs
+        step = self._take_ahead() or self._described_now(inputs)
+        self._next_tokens, self._next_logprobs = step.tokens, step.logprobs
+        self.before_wait()
+        with self._going_ahead():
+            mx.async_eval(*step)  # type: ignore[no-untyped-call]
+            mx.eval(inputs, due)
+            tokens = cast(list[int], inputs.tolist())
+        for said, token in zip(self.tokens, tokens, strict=True):
+            said.append(token)
+        return tokens, [read(found) for found in due]
+
+    def _described_now(self, inputs: mx.array) -> DescribedStep:
+        """The step behind these tokens, with room made for it."""
+        early = EARLY_ROOM if self._reads_prompt else 0  # no reader waits for it yet
+        make_room(self.prompt_cache, 1 + len(self._unfed) + early)
+        return self._described(inputs)
+
+    def _described(self, inputs: mx.array) -> DescribedStep:
         fed = inputs if self._reads_prompt else self._as_printed(inputs)
         extra = (self._vision_inputs(),) if self._shifts else ()
         fed = self._with_unfed(fed[:, None])
-        early = EARLY_ROOM if self._reads_prompt else 0  # no reader waits for it yet
-        make_room(self.prompt_cache, fed.shape[1] + early)
         logits = self._forward(fed, self.prompt_cache, *extra)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []
@@ -115,18 +150,56 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._drawing is None or not self._drawing.serves(self.samplers):
             self._drawing = Drawing(self.samplers)
-        self._next_tokens = self._drawing(logprobs)
-        self._next_logprobs = [
-            likeliest(logprobs[row], self._next_tokens[row], self._num_top.get(uid))
+        tokens = self._drawing(logprobs)
+        found = [
+            likeliest(logprobs[row], tokens[row], self._num_top.get(uid))
             for row, uid in enumerate(self.uids)
         ]
-        self.before_wait()
-        mx.async_eval(self._next_tokens, self._next_logprobs, contexts)  # type: ignore[no-untyped-call]
-        mx.eval(inputs, due)
-        tokens = cast(list[int], inputs.tolist())
-        for said, token in zip(self.tokens, tokens, strict=True):
-            said.append(token)
-        return tokens, [read(found) for found in due]
+        return DescribedStep(tokens, found, contexts)
+
+    @contextlib.contextmanager
+    def _going_ahead(self) -> Iterator[None]:
+        """Have the step behind the one in hand described meanwhile, where it can be."""
+        if not self._may_go_ahead():
+            yield
+            return
+        stream = mx.default_stream(mx.default_device())  # of this thread
+        ahead = describing_thread().begin(lambda: self._described_ahead(stream))
+        try:
+            yield
+        finally:
+            self._ahead = ahead.result()
+
+    def _may_go_ahead(self) -> bool:
+        if not self.goes_ahead or self._reads_prompt or self._constrained:
+            return False
+        left = map(int.__sub__, self.max_tokens, self._num_tokens)
+        return min(left) > 1 and has_room(self.prompt_cache, 1)
+
+    def _described_ahead(self, stream: mx.Stream) -> StepAhead | None:
+        """Called on the other thread, while this one waits for MLX."""
+        drawn_from = [s for s in self.samplers if isinstance(s, RowSampler)]
+        changed = [*atoms(self.prompt_cache), *self._token_context, *drawn_from]
+        before = SavedState(changed)
+        try:
+            with mx.stream(stream):
+                return StepAhead(self._described(self._next_tokens), before)
+        except Exception:
+            before.restore()
+            self.goes_ahead = False
+            logger.exception("a step could not be described ahead; none will be")
+            return None
+
+    def _take_ahead(self) -> DescribedStep | None:
+        """The step that was described ahead, whose turn it is."""
+        ahead, self._ahead = self._ahead, None
+        return ahead and ahead.step
+
+    def take_back(self) -> None:
+        """Be as if the step behind the one in hand had not been described."""
+        if self._ahead is not None:
+            self._ahead.before.restore()
+            self._ahead = None
 
     def _forward(self, fed: mx.array, cache: KVLayers, *extra: Any) -> mx.array:
         """Logits behind what is fed, each row read with its own adapter."""
@@ -193,6 +266,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
     def extend(self, batch: "DecodeBatch") -> None:
         """Add another batch's rows; its caches are taken over."""
+        self.take_back()
+        self.goes_ahead &= batch.goes_ahead
         if self.uids:
             self._to_batch()
             batch._to_batch()
@@ -216,6 +291,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         Args:
             layers: its caches from here on.
         """
+        self.take_back()
         row = self.uids.index(uid)
         alone = copy.copy(self)
         alone.prompt_cache, alone._is_plain = layers, True
@@ -225,6 +301,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
     def filter(self, keep: list[int]) -> None:
         """Keep only these rows; what the step in hand writes is held for a while."""
+        self.take_back()
         if len(keep) < len(self.uids):
             said = [list(vars(tokens).values()) for tokens in self._token_context]
             drawn = [self._next_tokens, self._next_logprobs]
@@ -245,6 +322,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
     def extract_cache(self, idx: int) -> KVLayers:
         """The caches of a row."""
+        self.take_back()
         self._catch_up()
         if self._is_plain:
             return borrow_layers(self.prompt_cache)
@@ -275,9 +353,6 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         """
         mx.eval(self._next_tokens, self._next_logprobs)
         return cast(int, self._next_tokens.item()), read(self._next_logprobs[0])
-
-
-Likeliest = tuple[mx.array, mx.array, mx.array]
 
 
 def likeliest(

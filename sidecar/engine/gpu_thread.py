@@ -1,8 +1,10 @@
 """
-The threads of MLX in the process: one for every forward call, one that only loads.
+The threads of MLX: one that computes, one that loads, one that describes.
 
-Lazy arrays do not cross threads, evaluated ones do. So whatever computes comes to the
-GPU thread, and a model that the load thread has read is evaluated there, whole.
+Lazy arrays belong to the stream of the thread that made them, evaluated ones to nobody.
+So whatever computes comes to the GPU thread, and a model that the load thread has read
+is evaluated there, whole. Decode steps are described by another one while the GPU
+thread waits for MLX, on the GPU thread's stream (step_ahead).
 """
 
 import functools
@@ -43,6 +45,12 @@ def load_thread() -> "MlxThread":
     return MlxThread("weights")
 
 
+@functools.cache
+def describing_thread() -> "MlxThread":
+    """The process's only thread that describes steps for the GPU thread."""
+    return MlxThread("describing")
+
+
 class MlxThread:
     """
     Runs commands in order: by `call` (wait for the result) or `post` (do not wait).
@@ -66,12 +74,17 @@ class MlxThread:
         """Run `function` on the thread; return or raise what it does."""
         if threading.current_thread() is self._thread:
             return function()
-        future: Future[T] = Future()
-        self._commands.put(functools.partial(_settle, future, function))
+        future = self.begin(function)
         try:
             return future.result(timeout_s)
         finally:  # else an error would keep its own frames, and what lies in them
             del future
+
+    def begin(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the thread; what it returns or raises, once it has."""
+        future: Future[T] = Future()
+        self._commands.put(functools.partial(_settle, future, function))
+        return future
 
     def post(self, function: Callable[[], None]) -> None:
         """Run `function` on the thread, later; it must not raise."""

@@ -178,15 +178,10 @@ def make_room(cache: KVLayers, num_tokens: int, step: int = ROOM_STEP) -> None:
         step: a multiple of 256; each buffer is as long as one for the next multiple of
             it (`buffer_length`), or longer.
     """
-    first = next(filter(_is_plain, atoms(cache)), None)
-    if first is None:
+    if has_room(cache, num_tokens, step):
         return
-    held = first._idx if type(first) is BatchKVCache else first.offset
-    needed = held + num_tokens  # of all of them: they are equally deep
-    wanted = -(-needed // step) * step
-    if max(wanted, needed + EARLY_ROOM) <= first.keys.shape[2]:
-        return  # the first one is the last to grow
     plain = [*filter(_is_plain, atoms(cache))]
+    needed, wanted = _lengths(plain[0], num_tokens, step)
     num_early = math.ceil(len(plain) * num_tokens * _EARLY_SHARE / EARLY_ROOM)
     for atom in reversed(plain):
         length = atom.keys.shape[2]
@@ -195,6 +190,23 @@ def make_room(cache: KVLayers, num_tokens: int, step: int = ROOM_STEP) -> None:
         elif num_early > 0 and needed + EARLY_ROOM > length:
             num_early -= 1
             _grow(atom, length + 1)
+
+
+def has_room(cache: KVLayers, num_tokens: int, step: int = ROOM_STEP) -> bool:
+    """Whether `make_room` would leave the plain layers as they are."""
+    first = next(filter(_is_plain, atoms(cache)), None)
+    if first is None:
+        return True
+    needed, wanted = _lengths(first, num_tokens, step)
+    # The first one is the last to grow.
+    return bool(max(wanted, needed + EARLY_ROOM) <= first.keys.shape[2])
+
+
+def _lengths(first: Any, num_tokens: int, step: int) -> tuple[int, int]:
+    """Tokens that all layers will hold, equally deep, and the multiple above that."""
+    held = first._idx if type(first) is BatchKVCache else first.offset
+    needed = held + num_tokens
+    return needed, -(-needed // step) * step
 
 
 def _is_plain(atom: Any) -> bool:

@@ -1,4 +1,4 @@
-"""All MLX calls of a serving process are made on its one GPU thread."""
+"""All that a serving process computes it computes on its one GPU thread."""
 
 import sys
 import threading
@@ -53,13 +53,20 @@ def test_the_monitor_sees_a_call_on_a_wrong_thread() -> None:
     assert seen == {threading.current_thread().name: {"get_active_memory"}}
 
 
+COMPUTING = {
+    "eval", "async_eval", "synchronize", "clear_cache", "array.item", "array.tolist",
+}  # fmt: skip
 # Numbers and facts that MLX keeps anyway.
 COUNTERS = {"get_active_memory", "is_available"}
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_only_the_gpu_thread_calls_mlx(kind: str, model_folder: ModelFolder) -> None:
-    """Load, self-test, all of the traffic, all routes, unload."""
+    """
+    Load, self-test, all of the traffic, all routes, unload.
+
+    Another thread may describe steps, and computes nothing.
+    """
     settings = {"MODEL_PATH": str(model_folder(kind)), "CACHE_SELFTEST": "on_load"}
     with mlx_calls() as seen, running_sidecar(settings) as app:
         traffic = Traffic(app.listener.port, seed=3)
@@ -77,5 +84,8 @@ def test_only_the_gpu_thread_calls_mlx(kind: str, model_folder: ModelFolder) -> 
     assert traffic.wrong == []
     assert "array" in seen["gpu"]
     assert "load" in seen.pop("weights")  # which computes nothing: see below
+    described = seen.pop("describing")  # steps ahead, on the GPU thread's stream
+    assert "logsumexp" in described
+    assert not described & COMPUTING
     others = {n: sorted(c - COUNTERS) for n, c in seen.items() if n != "gpu"}
     assert not any(others.values()), others

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from sidecar.engine.adapters.adapter_bank import AdapterBank
 from sidecar.engine.loading.weights import let_go_measured
+from sidecar.engine.step_ahead import only_describes
 from sidecar.engine.vision.vision_encoder import VisionEncoder
 from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.kv_layers import KVLayers
@@ -64,6 +66,16 @@ class LoadedModel:
     def all_bytes(self) -> int:
         """Of its weights, and its draft model's."""
         return self.num_bytes + (self.draft.num_bytes if self.draft else 0)
+
+    @cached_property
+    def is_lazy(self) -> bool:
+        """Whether a decode step through it is described only; GPU thread only."""
+        shifts = VisionInputs(shifts=mx.array([[0]]))
+        passes = [None] if self.vision_encoder is None else [None, shifts]
+        return all(
+            only_describes(lambda i, c: self.forward(i, c, extra), self.new_cache())  # noqa: B023
+            for extra in passes
+        )
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""

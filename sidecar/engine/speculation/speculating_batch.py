@@ -53,6 +53,7 @@ class SpeculatingBatch(DecodeBatch):
         run = _before_any(draft[: max(most, 0)], self.stop_ids)
         if len(run) < 2 or self._next_tokens.tolist() != run[:1]:
             return []
+        self.take_back()
         logits, num_fed, saved = self._computed(run)
         self.before_wait()
         if constrained := self._constrained.get(self.uids[0]):

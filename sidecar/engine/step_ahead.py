@@ -1,0 +1,107 @@
+"""
+A decode step that is described before its turn, and the way back from it.
+
+Describing a step in Python takes a third of the time that MLX takes to encode one, and
+MLX does not hold the interpreter meanwhile. So the next step is described by a thread
+of its own while this one is encoded (docs/decoding.md). It may turn out not to be
+wanted: a row has ended, another one joins, a draft is tried. Then all that describing
+it has changed is put back, and nothing of it was ever computed.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+
+from sidecar.kv.kv_layers import KVLayers, atoms, to_batch
+
+Likeliest = tuple[mx.array, mx.array, mx.array]
+
+
+class DescribedStep(NamedTuple):
+    """
+    What a step will have drawn, not computed yet.
+
+    Args:
+        tokens: one of each row. logprobs: of each row, None where none are asked for.
+        contexts: what the rows whose processors read it have said with that.
+    """
+
+    tokens: mx.array
+    logprobs: list[Likeliest | None]
+    contexts: list[mx.array]
+
+
+class SavedState:
+    """
+    The attributes of some objects, to be given back to them.
+
+    It holds their arrays, and an array that is held elsewhere is copied when it is
+    written to: nothing may be computed behind it while this lives.
+    """
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._saved = [
+            (one, {name: _held(value) for name, value in vars(one).items()})
+            for one in objects
+        ]
+
+    def restore(self) -> None:
+        """Have the objects as they were."""
+        for one, attributes in self._saved:
+            vars(one).clear()
+            vars(one).update(attributes)
+
+
+class StepAhead(NamedTuple):
+    """A step that was described before its turn, and what was before it."""
+
+    step: DescribedStep
+    before: SavedState
+
+
+def only_describes(
+    forward: Callable[[mx.array, KVLayers], mx.array], cache: KVLayers
+) -> bool:
+    """
+    Whether a pass of one token computes nothing, whatever it is asked to read.
+
+    MLX refuses to compute what hangs on the inputs of a function that it traces; here
+    those are the token and all that the layers hold. What the pass returns is dropped.
+
+    Args:
+        cache: fresh layers for one sequence; used up.
+    """
+    token = mx.array([[0]])
+    try:
+        layers = to_batch(cache)
+        forward(token, layers)
+        held = [dict(vars(atom)) for atom in atoms(layers)]
+
+        def traced(ids: mx.array, *arrays: mx.array) -> mx.array:
+            rest = iter(arrays)
+            inputs = tree_map(lambda v: next(rest) if _is_array(v) else v, held)
+            for atom, attributes in zip(atoms(layers), inputs, strict=True):
+                vars(atom).update(attributes)
+            return forward(ids, layers)
+
+        arrays = [value for _, value in tree_flatten(held) if _is_array(value)]
+        mx.compile(traced)(token, *arrays)
+    except Exception:  # noqa: BLE001 - what any library's model raises
+        return False
+    return True
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, mx.array)
+
+
+def _held(value: Any) -> Any:
+    """The same value, in array objects of its own: assignments change them in place."""
+    if _is_array(value):
+        return copy.copy(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_held, value))
+    return value

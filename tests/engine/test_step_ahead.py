@@ -1,0 +1,348 @@
+"""A step that is described ahead is the one that would have been described in turn."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.cache import KVCache
+
+from sidecar.core.prompt import ModelPrompt
+from sidecar.engine.decode_batch import DecodeBatch
+from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
+from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.job import JobSpec
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.sampling import Sampling
+from sidecar.engine.selftest.rows import GREEDY
+from sidecar.engine.step_ahead import only_describes
+from sidecar.kv import kv_layers
+from sidecar.kv.kv_layers import KVLayers, arrays_of, evaluate
+from testkit.jobs import random_ids
+
+KINDS = ["dense", "sliding", "hybrid", "experts"]
+TinyModel = Callable[[str], LoadedModel]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """
+    A row of a play.
+
+    Args:
+        joins: the step before which it joins. leaves: the one before which it is taken
+            out; None: it says all.
+    """
+
+    length: int
+    sampling: Sampling
+    max_tokens: int
+    joins: int = 0
+    leaves: int | None = None
+    num_top: int | None = None
+
+
+@dataclass
+class Played:
+    """What was said, the layers of each row at its end, steps described ahead."""
+
+    said: list[Any]
+    layers: dict[int, list[list[Any]]]
+    num_ahead: int
+
+
+SAMPLINGS = (
+    GREEDY,
+    replace(GREEDY, temperature=1.0, top_p=0.9, top_k=20, seed=5),
+    replace(GREEDY, temperature=0.7, repetition_penalty=1.3, seed=6),
+    # Which of three is the likeliest hangs on how often each was said.
+    replace(
+        GREEDY,
+        frequency_penalty=2.0,
+        logit_bias=((7, 60.0), (8, 59.5), (9, 58.9)),
+    ),
+)
+ROWS = st.builds(
+    Planned,
+    length=st.integers(2, 40),
+    sampling=st.sampled_from(SAMPLINGS),
+    max_tokens=st.integers(1, 30),
+    joins=st.integers(0, 12),
+    leaves=st.none() | st.integers(2, 30),
+    num_top=st.sampled_from([None, None, 0, 3]),
+)
+
+
+def prefilled(model: LoadedModel, ids: tuple[int, ...]) -> KVLayers:
+    layers = model.new_cache()
+    if len(ids) > 1:
+        model.forward(mx.array([ids[:-1]]), layers)
+    evaluate(layers)
+    return layers
+
+
+def values(layers: KVLayers) -> list[list[Any]]:
+    """What layers hold, without the room behind a plain one's tokens."""
+    found = []
+    for layer in layers:
+        state = layer.state[:2] if type(layer) is KVCache else layer.state
+        arrays = [a.tolist() for a in state if isinstance(a, mx.array)]
+        found.append([*arrays, getattr(layer, "offset", None)])
+    return found
+
+
+@contextmanager
+def ahead_or_not(model: LoadedModel, is_allowed: bool) -> Iterator[list[bool]]:
+    """Whether steps are described ahead; of each step, whether it was."""
+    used: list[bool] = []
+    vars(model)["is_lazy"] = is_allowed
+    own = DecodeBatch._take_ahead
+
+    def take(batch: DecodeBatch) -> Any:
+        step = own(batch)
+        used.append(step is not None)
+        return step
+
+    DecodeBatch._take_ahead = take  # type: ignore[method-assign]
+    try:
+        yield used
+    finally:
+        DecodeBatch._take_ahead = own  # type: ignore[method-assign]
+        del vars(model)["is_lazy"]
+
+
+def play(model: LoadedModel, plan: list[Planned], is_allowed: bool) -> Played:
+    """Decode the rows of a plan on the GPU thread."""
+
+    def decode() -> Played:
+        batches, said, layers = DecodeBatches(model), [], {}
+        waiting, running, step = dict(enumerate(plan)), set[int](), 0
+        while waiting or running:
+            for uid in [u for u, row in waiting.items() if row.joins <= step]:
+                row = waiting.pop(uid)
+                ids = random_ids(uid, row.length)
+                spec = JobSpec(
+                    ModelPrompt(ids), row.sampling, row.max_tokens,
+                    top_logprobs=row.num_top,
+                )  # fmt: skip
+                single = batch_of_one(model, uid, spec, prefilled(model, ids))
+                batches.join(uid, single, len(ids))
+                running.add(uid)
+            for uid in [u for u in running if plan[u].leaves == step]:
+                if uid % 2:  # the others' are not asked for
+                    layers[uid] = values(batches.extract(uid))
+                batches.remove([uid])
+                running.remove(uid)
+            for response in batches.next() if running else []:
+                said.append((response.uid, response.token, response.logprobs))
+                if response.finish_reason is not None:
+                    layers[response.uid] = values(response.prompt_cache)
+                    running.remove(response.uid)
+            step += 1
+        return Played(said, layers, 0)
+
+    with ahead_or_not(model, is_allowed) as used:
+        played = gpu_thread().call(decode)
+    played.num_ahead = sum(used)
+    return played
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_and_layers_are_the_same(kind: str, tiny_model: TinyModel) -> None:
+    """Rows that join, end, are taken out, draw, are penalised, give logprobs."""
+    model = tiny_model(kind)
+
+    @settings(max_examples=12)
+    @given(st.lists(ROWS, min_size=1, max_size=4))
+    def same(plan: list[Planned]) -> None:
+        ahead, in_turn = play(model, plan, True), play(model, plan, False)
+        assert (ahead.said, ahead.layers) == (in_turn.said, in_turn.layers)
+        assert in_turn.num_ahead == 0
+
+    same()
+
+
+@pytest.mark.parametrize("leaves", [None, 6, 7])
+@pytest.mark.parametrize(
+    "sampling", SAMPLINGS, ids=["greedy", "drawn", "penalised", "biased"]
+)
+def test_rows_that_stay_forget_what_was_described_in_vain(
+    sampling: Sampling, leaves: int | None, tiny_model: TinyModel
+) -> None:
+    """Whenever another row ends, is taken out or joins."""
+    plan = [
+        Planned(8, sampling, 24), Planned(9, sampling, 25),
+        Planned(10, sampling, 11, leaves=leaves), Planned(4, sampling, 9, joins=5),
+    ]  # fmt: skip
+    ahead, in_turn = (play(tiny_model("dense"), plan, way) for way in (True, False))
+    assert (ahead.said, ahead.layers) == (in_turn.said, in_turn.layers)
+    assert ahead.num_ahead > 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nearly_all_steps_of_a_steady_batch_are(
+    kind: str, tiny_model: TinyModel
+) -> None:
+    """But for the first, the last, and those in which a buffer grows."""
+    plan = [Planned(20 + n, SAMPLINGS[n], 40) for n in range(4)]
+    assert gpu_thread().call(lambda: tiny_model(kind).is_lazy)
+    assert play(tiny_model(kind), plan, True).num_ahead >= 30
+
+
+def test_buffers_that_are_full_grow_in_turn(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the thread that computes, before the step that needs it."""
+    grown, grow = list[tuple[str, int]](), kv_layers._grow
+
+    def watched(atom: Any, num_tokens: int) -> None:
+        grown.append((threading.current_thread().name, num_tokens))
+        grow(atom, num_tokens)
+
+    monkeypatch.setattr(kv_layers, "_grow", watched)
+    plan = [Planned(200, GREEDY, 350), Planned(190, GREEDY, 340)]
+    ahead = play(tiny_model("dense"), plan, True)
+    by_ahead, grown[:] = [*grown], []
+    in_turn = play(tiny_model("dense"), plan, False)
+    assert (ahead.said, ahead.layers) == (in_turn.said, in_turn.layers)
+    assert by_ahead == grown
+    assert {name for name, _ in grown} == {"gpu"}
+    assert len(grown) >= 4
+    assert ahead.num_ahead >= 320
+
+
+def test_what_is_described_ahead_copies_no_kv(tiny_model: TinyModel) -> None:
+    """An array that somebody else holds is copied when it is written to."""
+    model, length = tiny_model("dense"), 9000
+
+    def most() -> tuple[int, int]:
+        ids = random_ids(1, length)
+        layers = model.new_cache()
+        for start in range(0, length - 1, 500):
+            end = min(start + 500, length - 1)
+            model.forward(mx.array([ids[start:end]]), layers)
+            evaluate(layers)
+        buffer = max(a.nbytes for a in arrays_of(layers))
+        before = mx.get_active_memory()
+        batches = DecodeBatches(model)
+        spec = JobSpec(ModelPrompt(ids), GREEDY, 60)
+        batches.join(1, batch_of_one(model, 1, spec, layers), length)
+        del layers
+        for _ in range(10):
+            batches.next()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        for _ in range(10):
+            batches.next()
+        return mx.get_peak_memory() - before, buffer
+
+    def measured(is_allowed: bool) -> tuple[int, int]:
+        with ahead_or_not(model, is_allowed) as used:
+            found = gpu_thread().call(most)
+        assert (sum(used) >= 15) is is_allowed
+        return found
+
+    (ahead, buffer), (in_turn, _) = measured(True), measured(False)
+    assert ahead < in_turn + buffer / 2
+
+
+def test_only_the_describing_thread_describes_and_only_then(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pass through the model runs beside another one."""
+    model, seen, within = tiny_model("dense"), list[str](), threading.Lock()
+    forward = LoadedModel.forward
+
+    def watched(*arguments: Any, **named: Any) -> mx.array:
+        assert within.acquire(blocking=False), "two at a time"
+        try:
+            seen.append(threading.current_thread().name)
+            return forward(*arguments, **named)
+        finally:
+            within.release()
+
+    monkeypatch.setattr(LoadedModel, "forward", watched)
+    play(model, [Planned(9, GREEDY, 20), Planned(5, GREEDY, 25, joins=6)], True)
+    assert set(seen) == {"gpu", "describing"}
+    assert seen.count("describing") > seen.count("gpu")
+
+
+def test_nothing_is_described_behind_the_last_step(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many tokens a row may have is known."""
+    described, own = list[DecodeBatch](), DecodeBatch._described_ahead
+    monkeypatch.setattr(
+        DecodeBatch,
+        "_described_ahead",
+        lambda batch, stream: (described.append(batch), own(batch, stream))[1],
+    )
+    found = play(tiny_model("dense"), [Planned(9, GREEDY, 20)], True)
+    assert len(described) == found.num_ahead > 15
+
+
+def test_a_step_that_cannot_be_described_ahead_is_described_in_turn(
+    tiny_model: TinyModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It says so once, and the answer is the same."""
+    model, plan = tiny_model("hybrid"), [Planned(9, SAMPLINGS[2], 20)]
+    expected, forward = play(model, plan, False), LoadedModel.forward
+
+    def failing(*arguments: Any, **named: Any) -> mx.array:
+        logits = forward(*arguments, **named)
+        if threading.current_thread().name == "describing":
+            raise ValueError("there is no stream in this thread")
+        return logits
+
+    monkeypatch.setattr(LoadedModel, "forward", failing)
+    with caplog.at_level(logging.ERROR):
+        found = play(model, plan, True)
+    assert (found.said, found.layers) == (expected.said, expected.layers)
+    assert found.num_ahead == 0
+    assert [r.message for r in caplog.records] == [
+        "a step could not be described ahead; none will be"
+    ]
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda ids, layers: ids.item(),
+        lambda ids, layers: layers[0].offset.tolist(),
+        lambda ids, layers: mx.eval(layers[0].keys),
+    ],
+    ids=["the token", "how deep the rows are", "the keys"],
+)
+def test_a_pass_that_computes_is_found(
+    reads: Callable[[mx.array, KVLayers], Any], tiny_model: TinyModel
+) -> None:
+    """Two threads would compute one array at a time."""
+    model = tiny_model("dense")
+
+    def forward(ids: mx.array, layers: KVLayers) -> mx.array:
+        logits = model.forward(ids, layers)
+        reads(ids, layers)
+        return logits
+
+    gpu = gpu_thread()
+    assert gpu.call(lambda: only_describes(model.forward, model.new_cache()))
+    assert not gpu.call(lambda: only_describes(forward, model.new_cache()))
+
+
+def test_quantised_kv_is_not_described_ahead(tiny_model: TinyModel) -> None:
+    """Its layers take the place of plain ones at a depth of their own."""
+    model = tiny_model("dense")
+    quantized: Any = SimpleNamespace(
+        start=0, bits=8, group_size=64, apply=lambda _: None
+    )
+    found = play(replace(model, quantization=quantized), [Planned(9, GREEDY, 20)], True)
+    assert found.num_ahead == 0
