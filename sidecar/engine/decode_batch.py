@@ -60,13 +60,13 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     """
     mlx-lm's batch, which keeps the plain caches of a first row while it is alone.
 
-    `before_wait` is called where a step has been described and MLX begins to compute
-    it: from there on the interpreter is free for others, for most of the step's time.
-    Whoever is woken sooner competes with the description of the next step.
+    `before_wait` is called where MLX begins to encode a step: from there on this thread
+    needs the interpreter for a small part of the step's time. Who is woken sooner holds
+    it up.
 
-    That one is described by another thread meanwhile (step_ahead), unless a row ends
-    for certain, buffers grow, or a mask hangs on what is drawn. `goes_ahead` is False
-    where a pass through the model does more than describe.
+    The next step is described by another thread meanwhile (step_ahead), unless a row
+    ends for certain, buffers grow, or a mask hangs on what is drawn. `goes_ahead` is
+    False where a pass through the model does more than describe.
     """
 
     prompt_cache: KVLayers
@@ -164,11 +164,11 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             yield
             return
         stream = mx.default_stream(mx.default_device())  # of this thread
-        ahead = describing_thread().begin(lambda: self._described_ahead(stream))
+        ahead = describing_thread().begin(lambda: self._describe_ahead(stream))
         try:
             yield
         finally:
-            self._ahead = ahead.result()
+            ahead.result()  # no deadline, as in turn: it is the same work
 
     def _may_go_ahead(self) -> bool:
         if not self.goes_ahead or self._reads_prompt or self._constrained:
@@ -176,19 +176,26 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         left = map(int.__sub__, self.max_tokens, self._num_tokens)
         return min(left) > 1 and has_room(self.prompt_cache, 1)
 
-    def _described_ahead(self, stream: mx.Stream) -> StepAhead | None:
-        """Called on the other thread, while this one waits for MLX."""
-        drawn_from = [s for s in self.samplers if isinstance(s, RowSampler)]
-        changed = [*atoms(self.prompt_cache), *self._token_context, *drawn_from]
-        before = SavedState(changed)
+    def _describe_ahead(self, stream: mx.Stream) -> None:
+        """
+        Called on the other thread, while this one waits for MLX.
+
+        It returns nothing: whoever holds the state of before has the layers copied.
+        """
+        before: SavedState | None = None
         try:
+            before = SavedState(self._changed_by_a_step())
             with mx.stream(stream):
-                return StepAhead(self._described(self._next_tokens), before)
-        except Exception:
-            before.restore()
+                self._ahead = StepAhead(self._described(self._next_tokens), before)
+        except BaseException:  # Rust code panics with what is no Exception
+            if before is not None:
+                before.restore()
             self.goes_ahead = False
-            logger.exception("a step could not be described ahead; none will be")
-            return None
+            logger.exception("no more steps are described ahead: one could not be")
+
+    def _changed_by_a_step(self) -> list[Any]:
+        drawn_from = [s for s in self.samplers if isinstance(s, RowSampler)]
+        return [*atoms(self.prompt_cache), *self._token_context, *drawn_from]
 
     def _take_ahead(self) -> DescribedStep | None:
         """The step that was described ahead, whose turn it is."""

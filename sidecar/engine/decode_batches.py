@@ -119,6 +119,8 @@ class DecodeBatches:
         if model.draft is not None:
             self.draft_model = DraftModel(model.draft, model.vocab_size)
         self._speculating: dict[int, RowSpeculation] = {}
+        # Quantised layers take the place of others at a depth of their own.
+        self._goes_ahead = model.quantization is None
         self._was_plain = False  # the last step, so that the next one's time is its own
 
     @property
@@ -218,8 +220,7 @@ class DecodeBatches:
         model = self._model
         batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
         batch.released, batch.before_wait = self._released, self._before_wait
-        # Quantised layers take the place of others at a depth of their own.
-        batch.goes_ahead &= model.is_lazy and model.quantization is None
+        batch.goes_ahead &= self._goes_ahead and model.is_lazy
         return batch
 
     def next(self, *, may_draft: bool = True) -> list[Any]:
@@ -243,8 +244,10 @@ class DecodeBatches:
 
     def _stepped(self) -> list[Any]:
         """A plain step, its time noted where nothing but it was waited for."""
-        started = time.perf_counter()
-        responses: list[Any] = self._batches[0].next()
+        batch, started = self._batches[0], time.perf_counter()
+        went_ahead = batch.goes_ahead
+        responses: list[Any] = batch.next()
+        self._goes_ahead &= batch.goes_ahead >= went_ahead  # else it failed
         if self._speculating and self._was_plain and len(responses) == 1:
             seconds = time.perf_counter() - started
             self.prices.stepped(seconds)

@@ -124,7 +124,7 @@ class ProcessMemory:
         self._running: list[Running] = []
         self._idle: list[Callable[[], int]] = []
         self._sampled_at = self._counted_at = 0.0
-        self._counted_bytes = -1  # stored when they were counted
+        self._counted = (-1, -1)  # what was held when they were counted
         self.active_bytes = self.peak_bytes = self._fixed_bytes = 0
         self.live_buffers, self.free_buffers = 0, math.inf
         self.sample()
@@ -177,7 +177,7 @@ class ProcessMemory:
         near = self.limit_buffers is not None and (
             self.live_buffers > _COUNT_ALWAYS_AT * self.limit_buffers
         )
-        is_same = self._stored.num_bytes == self._counted_bytes
+        is_same = self._held == self._counted
         every_s = _COUNT_SAME_EVERY_S if is_same else _COUNT_EVERY_S
         if near or self._sampled_at - self._counted_at >= every_s:
             self.count_buffers()
@@ -185,12 +185,18 @@ class ProcessMemory:
     def count_buffers(self) -> None:
         """Count the device's buffers: a walk over all that is kept. GPU thread only."""
         self._counted_at = time.monotonic()
-        self._counted_bytes = self._stored.num_bytes
+        self._counted = self._held
         stored, used = self._stored_arrays(), self._used_arrays()
         fixed = len(used.keys() - stored) + sum(r.num_weights for r in self._running)
         self.live_buffers = fixed + len(stored) + len(self._left())
         if self.limit_buffers is not None:
             self.free_buffers = max(0, int(_CLEAR_AT * self.limit_buffers) - fixed)
+
+    @property
+    def _held(self) -> tuple[int, int]:
+        """Bytes stored, and arrays in use: as long as they stay, buffers do."""
+        in_use = sum(run.num_weights + len(run.arrays()) for run in self._running)
+        return self._stored.num_bytes, in_use
 
     def _stored_arrays(self) -> dict[int, mx.array]:
         return {id(array): array for array in self._stored.arrays()}
@@ -219,8 +225,13 @@ class ProcessMemory:
         Where the GPU thread does not come to it within a second, the numbers stay:
         what runs so long stands in them.
         """
+
+        def count() -> None:
+            self.let_go_idle()
+            self.count_buffers()
+
         with contextlib.suppress(TimeoutError):
-            gpu.call(self.let_go_idle, _MAX_COUNTING_S)
+            gpu.call(count, _MAX_COUNTING_S)
 
     def relieve(self, needed_bytes: int = 0) -> bool:
         """

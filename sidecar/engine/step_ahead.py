@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from sidecar.kv.kv_layers import KVLayers, atoms, to_batch
+from sidecar.kv.kv_layers import KVLayers, atoms
 
 Likeliest = tuple[mx.array, mx.array, mx.array]
 
@@ -40,6 +40,9 @@ class SavedState:
 
     It holds their arrays, and an array that is held elsewhere is copied when it is
     written to: nothing may be computed behind it while this lives.
+
+    Raises:
+        TypeError: an attribute is of a kind that cannot be given back.
     """
 
     def __init__(self, objects: Iterable[Any]) -> None:
@@ -56,28 +59,26 @@ class SavedState:
 
 
 class StepAhead(NamedTuple):
-    """A step that was described before its turn, and what was before it."""
+    """A step that was described before its turn, and the state that it changed."""
 
     step: DescribedStep
     before: SavedState
 
 
 def only_describes(
-    forward: Callable[[mx.array, KVLayers], mx.array], cache: KVLayers
+    forward: Callable[[mx.array, KVLayers], mx.array], new_cache: Callable[[], KVLayers]
 ) -> bool:
     """
-    Whether a pass of one token computes nothing, whatever it is asked to read.
+    Whether a decode step of two rows leaves all computing to whoever reads its logits.
 
     MLX refuses to compute what hangs on the inputs of a function that it traces; here
-    those are the token and all that the layers hold. What the pass returns is dropped.
-
-    Args:
-        cache: fresh layers for one sequence; used up.
+    those are the tokens and all that the layers hold. What the step returns is dropped.
+    False as well for layers that hold what `SavedState` cannot give back.
     """
-    token = mx.array([[0]])
+    tokens = mx.array([[0], [0]])
     try:
-        layers = to_batch(cache)
-        forward(token, layers)
+        layers = _layers_of_two_rows(forward, new_cache)
+        SavedState(atoms(layers))
         held = [dict(vars(atom)) for atom in atoms(layers)]
 
         def traced(ids: mx.array, *arrays: mx.array) -> mx.array:
@@ -88,10 +89,20 @@ def only_describes(
             return forward(ids, layers)
 
         arrays = [value for _, value in tree_flatten(held) if _is_array(value)]
-        mx.compile(traced)(token, *arrays)
+        mx.compile(traced)(tokens, *arrays)
     except Exception:  # noqa: BLE001 - what any library's model raises
         return False
     return True
+
+
+def _layers_of_two_rows(
+    forward: Callable[[mx.array, KVLayers], mx.array], new_cache: Callable[[], KVLayers]
+) -> KVLayers:
+    """A batch's layers behind prompts of one and two tokens, which nobody computes."""
+    rows = [new_cache(), new_cache()]
+    for length, row in enumerate(rows, 1):
+        forward(mx.array([[0] * length]), row)
+    return [pair[0].merge([*pair]) for pair in zip(*rows, strict=True)]
 
 
 def _is_array(value: Any) -> bool:
@@ -99,9 +110,18 @@ def _is_array(value: Any) -> bool:
 
 
 def _held(value: Any) -> Any:
-    """The same value, in array objects of its own: assignments change them in place."""
+    """
+    The same value, in array objects of its own: assignments change them in place.
+
+    Raises:
+        TypeError: it may hold arrays in a way that is not known here.
+    """
     if _is_array(value):
         return copy.copy(value)
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):
         return type(value)(map(_held, value))
-    return value
+    if type(value) is dict:
+        return {key: _held(one) for key, one in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str, mx.Dtype)):
+        return value
+    raise TypeError(f"a {type(value).__name__} cannot be given back")

@@ -100,6 +100,25 @@ def test_a_model_that_drafts_for_itself_is_always_right(
             assert count.drafted - count.accepted < 16  # of the last call, cut off
 
 
+def test_it_drafts_with_the_right_keys_behind_plain_steps(
+    model_folder: ModelFolder,
+) -> None:
+    """A plain step has the next one described, which draws with a key as well."""
+    folder = model_folder("dense")
+    with served(folder, folder) as (app, engine), by_hand(app, engine) as step:
+        job = submit(engine, random_ids(1, 50), 200, temperature=1.0, seed=4)
+        step(2)
+        batches = engine._loop._decode_batches
+        for _ in range(8):
+            batches.may_speculate = False
+            step(2)
+            batches.may_speculate = True
+            step(1)
+        count = job.draft_counts["model"]
+        assert count.drafted == count.accepted > 8
+        engine.release(job)
+
+
 def test_two_rows_in_turns_and_a_long_one(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,16 +21,18 @@ from mlx_lm.models.cache import ArraysCache
 from sidecar.app import App
 from sidecar.core.errors import InsufficientMemory
 from sidecar.core.prompt import ModelIds
-from sidecar.engine import scheduler
+from sidecar.engine import process_memory, scheduler
 from sidecar.engine.gpu_scheduler import GpuScheduler
+from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import Job, Prefilled, Token
-from sidecar.engine.process_memory import ProcessMemory, Releasing
+from sidecar.engine.process_memory import ProcessMemory, Releasing, Running
 from sidecar.engine.text_engine import TextEngine
 from sidecar.kv import eviction
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import Released
 from testkit.jobs import finish, leased_engine, random_ids, run, submit, wait_for
 from testkit.raw_http import eventually
+from testkit.sequences import on_gpu
 from testkit.servers import metric, running_sidecar
 from testkit.tiny_models import make_model
 
@@ -364,6 +366,51 @@ def test_eviction_makes_room_by_number(model_folder: ModelFolder) -> None:
         assert before // 4 <= len(stored.arrays()) <= before - before // 2
         assert engine.store.check_integrity() == []
         assert run(engine, random_ids(5, 100), 2).cached > 0, "the newest stayed"
+
+
+class Held:
+    """What could be evicted, as the process's memory sees it."""
+
+    def __init__(self) -> None:
+        self.num_bytes, self.released = 1000, Released()
+        self.held = [mx.zeros(1), mx.zeros(2)]
+
+    def arrays(self) -> list[mx.array]:
+        return self.held
+
+    def evict_bytes(self, num_bytes: int) -> None:
+        raise AssertionError(num_bytes)
+
+    def evict_buffers(self, num_buffers: int) -> None:
+        raise AssertionError(num_buffers)
+
+
+@on_gpu
+def test_what_stays_the_same_is_seldom_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More or less stored, or another row: within a second. Else within ten."""
+    now, rows, stored = [100.0], list[mx.array](), Held()
+    monkeypatch.setattr(process_memory.time, "monotonic", lambda: now[0])
+    process = ProcessMemory(1 << 30, stored)
+    process.watch(Running(5, lambda: rows))
+
+    def counted(after_s: float) -> int:
+        now[0] += after_s
+        process.sample()
+        return process.live_buffers
+
+    assert counted(1.1) == 7
+    stored.held.append(mx.zeros(3))  # which its bytes do not show
+    assert counted(5.0) == 7
+    assert counted(5.1) == 8
+    stored.held.append(mx.zeros(3))
+    stored.num_bytes += 12
+    assert counted(0.5) == 8
+    assert counted(0.6) == 9
+    rows.append(mx.zeros(4))
+    assert counted(1.1) == 10
+    rows.append(mx.zeros(4))
+    process.count_anew(gpu_thread())  # before anything is refused
+    assert process.live_buffers == 11
 
 
 def test_a_device_without_a_bound_has_none() -> None:

@@ -12,9 +12,10 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from sidecar.core.prompt import ModelPrompt
+from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.decode_batch import DecodeBatch
 from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
 from sidecar.engine.gpu_thread import gpu_thread
@@ -22,7 +23,7 @@ from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.selftest.rows import GREEDY
-from sidecar.engine.step_ahead import only_describes
+from sidecar.engine.step_ahead import SavedState, only_describes
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import KVLayers, arrays_of, evaluate
 from testkit.jobs import random_ids
@@ -47,6 +48,7 @@ class Planned:
     joins: int = 0
     leaves: int | None = None
     num_top: int | None = None
+    banned: tuple[int, ...] = ()
 
 
 @dataclass
@@ -77,7 +79,13 @@ ROWS = st.builds(
     joins=st.integers(0, 12),
     leaves=st.none() | st.integers(2, 30),
     num_top=st.sampled_from([None, None, 0, 3]),
+    banned=st.sampled_from([(), (), (7, 256)]),
 )
+NO_GRAMMARS: Any = SimpleNamespace(stop_ids=())
+
+
+class PanicException(BaseException):
+    """As Rust code raises it."""
 
 
 def prefilled(model: LoadedModel, ids: tuple[int, ...]) -> KVLayers:
@@ -131,6 +139,9 @@ def play(model: LoadedModel, plan: list[Planned], is_allowed: bool) -> Played:
                 spec = JobSpec(
                     ModelPrompt(ids), row.sampling, row.max_tokens,
                     top_logprobs=row.num_top,
+                    constraint=Constraint(NO_GRAMMARS, banned=row.banned)
+                    if row.banned
+                    else None,
                 )  # fmt: skip
                 single = batch_of_one(model, uid, spec, prefilled(model, ids))
                 batches.join(uid, single, len(ids))
@@ -218,7 +229,7 @@ def test_buffers_that_are_full_grow_in_turn(
     assert ahead.num_ahead >= 320
 
 
-def test_what_is_described_ahead_copies_no_kv(tiny_model: TinyModel) -> None:
+def test_what_is_describe_ahead_copies_no_kv(tiny_model: TinyModel) -> None:
     """An array that somebody else holds is copied when it is written to."""
     model, length = tiny_model("dense"), 9000
 
@@ -278,29 +289,32 @@ def test_nothing_is_described_behind_the_last_step(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How many tokens a row may have is known."""
-    described, own = list[DecodeBatch](), DecodeBatch._described_ahead
+    described, own = list[DecodeBatch](), DecodeBatch._describe_ahead
     monkeypatch.setattr(
         DecodeBatch,
-        "_described_ahead",
+        "_describe_ahead",
         lambda batch, stream: (described.append(batch), own(batch, stream))[1],
     )
     found = play(tiny_model("dense"), [Planned(9, GREEDY, 20)], True)
     assert len(described) == found.num_ahead > 15
 
 
-def test_a_step_that_cannot_be_described_ahead_is_described_in_turn(
+@pytest.mark.parametrize("error", [ValueError, PanicException])
+def test_a_step_that_cannot_be_describe_ahead_is_described_in_turn(
+    error: type[BaseException],
     tiny_model: TinyModel,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It says so once, and the answer is the same."""
-    model, plan = tiny_model("hybrid"), [Planned(9, SAMPLINGS[2], 20)]
+    """It says so once for all its batches, and the answers are the same."""
+    model = tiny_model("hybrid")
+    plan = [Planned(9, SAMPLINGS[2], 20), Planned(9, GREEDY, 20, joins=25)]
     expected, forward = play(model, plan, False), LoadedModel.forward
 
     def failing(*arguments: Any, **named: Any) -> mx.array:
         logits = forward(*arguments, **named)
         if threading.current_thread().name == "describing":
-            raise ValueError("there is no stream in this thread")
+            raise error("there is no stream in this thread")
         return logits
 
     monkeypatch.setattr(LoadedModel, "forward", failing)
@@ -309,18 +323,18 @@ def test_a_step_that_cannot_be_described_ahead_is_described_in_turn(
     assert (found.said, found.layers) == (expected.said, expected.layers)
     assert found.num_ahead == 0
     assert [r.message for r in caplog.records] == [
-        "a step could not be described ahead; none will be"
+        "no more steps are described ahead: one could not be"
     ]
 
 
 @pytest.mark.parametrize(
     "reads",
     [
-        lambda ids, layers: ids.item(),
-        lambda ids, layers: layers[0].offset.tolist(),
-        lambda ids, layers: mx.eval(layers[0].keys),
+        lambda ids, _: ids.tolist(),
+        lambda ids, layers: len(ids) > 1 and layers[0].offset.tolist(),
+        lambda _, layers: mx.eval(layers[0].keys),
     ],
-    ids=["the token", "how deep the rows are", "the keys"],
+    ids=["the tokens", "how deep rows are", "the keys"],
 )
 def test_a_pass_that_computes_is_found(
     reads: Callable[[mx.array, KVLayers], Any], tiny_model: TinyModel
@@ -334,11 +348,81 @@ def test_a_pass_that_computes_is_found(
         return logits
 
     gpu = gpu_thread()
-    assert gpu.call(lambda: only_describes(model.forward, model.new_cache()))
-    assert not gpu.call(lambda: only_describes(forward, model.new_cache()))
+    assert gpu.call(lambda: only_describes(model.forward, model.new_cache))
+    assert not gpu.call(lambda: only_describes(forward, model.new_cache))
 
 
-def test_quantised_kv_is_not_described_ahead(tiny_model: TinyModel) -> None:
+def test_layers_that_cannot_be_given_back_are_found(tiny_model: TinyModel) -> None:
+    """Such as hold another cache, which is changed as well."""
+    model = tiny_model("dense")
+
+    class Nested(BatchKVCache):  # type: ignore[misc]
+        def __init__(self, left_padding: list[int]) -> None:
+            super().__init__(left_padding)
+            self.inner = BatchKVCache(left_padding)
+
+    class Single(KVCache):  # type: ignore[misc]
+        def merge(self, caches: list[KVCache]) -> Nested:
+            return Nested([0] * len(caches))
+
+    gpu = gpu_thread()
+    layers = model.new_cache()
+    assert not gpu.call(
+        lambda: only_describes(model.forward, lambda: [Single() for _ in layers])
+    )
+
+
+def test_a_row_that_is_held_to_something_is_described_in_turn(
+    tiny_model: TinyModel,
+) -> None:
+    """Its mask hangs on the token before; beside it no other row goes ahead."""
+    plan = [Planned(9, GREEDY, 20, banned=(7,)), Planned(8, GREEDY, 20)]
+    assert play(tiny_model("dense"), plan, True).num_ahead == 0
+    plan[1] = Planned(8, GREEDY, 40)
+    assert play(tiny_model("dense"), plan, True).num_ahead >= 15
+
+
+def test_a_row_of_its_own_is_fed_as_one_among_others(tiny_model: TinyModel) -> None:
+    """Its context is longer than its window; what stands for a token is read."""
+    [first, *_] = play(tiny_model("dense"), [Planned(60, GREEDY, 2)], False).said
+    model = replace(tiny_model("dense"), printed_stops={first[1]: 11})
+
+    def said(window: int | None) -> list[int]:
+        ids = random_ids(0, 60)
+        spec = JobSpec(ModelPrompt(ids), GREEDY, 12)
+        single = batch_of_one(model, 0, spec, prefilled(model, ids))
+        batches, tokens = DecodeBatches(model), list[int]()
+        batches.join(0, single, len(ids), window=window)
+        while batches.has_rows:
+            tokens += [response.token for response in batches.next()]
+        return tokens
+
+    among, alone = (gpu_thread().call(lambda w=w: said(w)) for w in (None, 20))
+    plain = play(tiny_model("dense"), [Planned(60, GREEDY, 12)], False).said
+    assert among == alone
+    assert among[0] == first[1]
+    assert among != [token for _, token, _ in plain]
+
+
+def test_state_is_given_back_whole() -> None:
+    """What was assigned within it, what was replaced, what was not there."""
+
+    def check() -> None:
+        layer = SimpleNamespace(keys=mx.zeros(3), offset=4, cache=[mx.ones(2), None])
+        before = SavedState([layer])
+        layer.keys[1] = 5.0
+        layer.cache[0] += 1
+        layer.cache[1] = mx.ones(1)
+        layer.offset, layer.added = 5, True
+        before.restore()
+        assert layer.keys.tolist() == [0, 0, 0]
+        assert (layer.cache[0].tolist(), layer.cache[1]) == ([1, 1], None)
+        assert (layer.offset, hasattr(layer, "added")) == (4, False)
+
+    gpu_thread().call(check)
+
+
+def test_quantised_kv_is_not_describe_ahead(tiny_model: TinyModel) -> None:
     """Its layers take the place of plain ones at a depth of their own."""
     model = tiny_model("dense")
     quantized: Any = SimpleNamespace(

@@ -70,10 +70,10 @@ class LoadedModel:
     @cached_property
     def is_lazy(self) -> bool:
         """Whether a decode step through it is described only; GPU thread only."""
-        shifts = VisionInputs(shifts=mx.array([[0]]))
+        shifts = VisionInputs(shifts=mx.array([[0], [0]]))
         passes = [None] if self.vision_encoder is None else [None, shifts]
         return all(
-            only_describes(lambda i, c: self.forward(i, c, extra), self.new_cache())  # noqa: B023
+            only_describes(lambda i, c: self.forward(i, c, extra), self.new_cache)  # noqa: B023
             for extra in passes
         )
 
@@ -90,7 +90,7 @@ class LoadedModel:
         adapters: Sequence[int] = (),
     ) -> mx.array:
         """
-        The one call of the model; GPU thread only.
+        The one call of the model; GPU thread, or the one that describes for it.
 
         Args:
             ids: (rows, tokens). cache: of as many rows; grows by the tokens.

@@ -38,6 +38,7 @@ class SpeculatingBatch(DecodeBatch):
 
     def drawn(self) -> int:
         """The only row's next token, which is drawn already; waits for it."""
+        self.take_back()  # the draft's own draws begin with the same keys
         return cast(int, self._next_tokens.item())
 
     def speculate(self, draft: Sequence[int]) -> list[Any]:
