@@ -9,6 +9,7 @@ no mask against padding, no copy at its start or end.
 import contextlib
 import copy
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, cast
@@ -43,9 +44,24 @@ from sidecar.kv.kv_layers import (
 
 logger = logging.getLogger(__name__)
 
+_READERS_S = 3e-3  # most that readers are given
+
 
 def nothing() -> None:
     """Do nothing."""
+
+
+def for_readers_s(waited_s: float, describing_s: float) -> float:
+    """
+    How long readers that were woken have the interpreter before a step is described.
+
+    Beside a description each of them would wait for it several times, and write its
+    token late. They get half of the time to spare.
+
+    Args:
+        waited_s: for MLX in the step before. describing_s: it took to describe it.
+    """
+    return min(max(0.0, waited_s - describing_s) / 2, _READERS_S)
 
 
 class TopLogprobs(NamedTuple):
@@ -80,6 +96,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     before_wait: Callable[[], None] = staticmethod(nothing)
     goes_ahead = True
     _ahead: StepAhead | None = None
+    _waited_s = _describing_s = 0.0  # for MLX in the last step, and by its description
 
     def __init__(
         self,
@@ -123,9 +140,11 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._next_tokens, self._next_logprobs = step.tokens, step.logprobs
         self.before_wait()
         with self._going_ahead():
+            began = time.perf_counter()
             mx.async_eval(*step)  # type: ignore[no-untyped-call]
             mx.eval(inputs, due)
             tokens = cast(list[int], inputs.tolist())
+            self._waited_s = time.perf_counter() - began
         for said, token in zip(self.tokens, tokens, strict=True):
             said.append(token)
         return tokens, [read(found) for found in due]
@@ -182,11 +201,14 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
         It returns nothing: whoever holds the state of before has the layers copied.
         """
+        time.sleep(for_readers_s(self._waited_s, self._describing_s))
+        began = time.perf_counter()
         before: SavedState | None = None
         try:
             before = SavedState(self._changed_by_a_step())
             with mx.stream(stream):
                 self._ahead = StepAhead(self._described(self._next_tokens), before)
+            self._describing_s = time.perf_counter() - began
         except BaseException:  # Rust code panics with what is no Exception
             if before is not None:
                 before.restore()
