@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,12 +24,16 @@ from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.loading.loader import finish, read_model, run_to_end
+from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.selftest.rows import GREEDY
 from sidecar.engine.step_ahead import SavedState, only_describes
+from sidecar.engine.vision.vision_encoder import FeatureMemo
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import KVLayers, arrays_of, evaluate
 from testkit.jobs import random_ids
+from testkit.tiny_vision import make_seeing
 
 KINDS = ["dense", "sliding", "hybrid", "experts"]
 TinyModel = Callable[[str], LoadedModel]
@@ -51,6 +56,7 @@ class Planned:
     leaves: int | None = None
     num_top: int | None = None
     banned: tuple[int, ...] = ()
+    shift: int = 0
 
 
 @dataclass
@@ -145,7 +151,8 @@ def play(model: LoadedModel, plan: list[Planned], is_allowed: bool) -> Played:
                     if row.banned
                     else None,
                 )  # fmt: skip
-                single = batch_of_one(model, uid, spec, prefilled(model, ids))
+                layers_then = prefilled(model, ids)
+                single = batch_of_one(model, uid, spec, layers_then, shift=row.shift)
                 batches.join(uid, single, len(ids))
                 running.add(uid)
             for uid in [u for u in running if plan[u].leaves == step]:
@@ -352,6 +359,31 @@ def test_a_pass_that_computes_is_found(
     gpu = gpu_thread()
     assert gpu.call(lambda: only_describes(model.forward, model.new_cache))
     assert not gpu.call(lambda: only_describes(forward, model.new_cache))
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_lazy"),
+    [("seeing", True), ("seeing-25", True), ("seeing-sliding", True),
+     ("seeing-hybrid", False)],
+)  # fmt: skip
+def test_models_that_see_go_ahead_unless_they_compute(
+    kind: str, is_lazy: bool, tmp_path: Path
+) -> None:
+    """mlx-vlm's qwen3_5 reads its padding in Python at each step."""
+    source = find_model(str(make_seeing(tmp_path / kind, kind)))
+
+    def read() -> LoadedModel:
+        steps = read_model(source, trust=False, memo=FeatureMemo(1 << 20))
+        return run_to_end(finish(run_to_end(steps), None))
+
+    gpu = gpu_thread()
+    model = gpu.call(read)
+    assert gpu.call(lambda: model.is_lazy) is is_lazy
+    plan = [Planned(20, GREEDY, 20, shift=3), Planned(9, GREEDY, 12, joins=4)]
+    ahead, in_turn = play(model, plan, is_lazy), play(model, plan, False)
+    assert (ahead.said, ahead.layers) == (in_turn.said, in_turn.layers)
+    assert (ahead.num_ahead > 10) is is_lazy
+    gpu.call(model.release)
 
 
 def test_layers_that_cannot_be_given_back_are_found(tiny_model: TinyModel) -> None:

@@ -70,12 +70,15 @@ class LoadedModel:
     @cached_property
     def is_lazy(self) -> bool:
         """Whether a decode step through it is described only; GPU thread only."""
-        shifts = VisionInputs(shifts=mx.array([[0], [0]]))
-        passes = [None] if self.vision_encoder is None else [None, shifts]
-        return all(
-            only_describes(lambda i, c: self.forward(i, c, extra), self.new_cache)  # noqa: B023
-            for extra in passes
+
+        def shifted(ids: mx.array, cache: KVLayers) -> mx.array:
+            shifts = mx.zeros((len(ids), 1), mx.int32)
+            return self.forward(ids, cache, VisionInputs(shifts=shifts))
+
+        passes = (
+            [self.forward] if self.vision_encoder is None else [self.forward, shifted]
         )
+        return all(only_describes(one, self.new_cache) for one in passes)
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""
