@@ -9,6 +9,7 @@ no mask against padding, no copy at its start or end.
 import contextlib
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
@@ -44,24 +45,24 @@ from sidecar.kv.kv_layers import (
 
 logger = logging.getLogger(__name__)
 
-_READERS_S = 3e-3  # most that readers are given
+_READER_S, _READERS_S = 0.25e-3, 3e-3  # most that one reader is given, and all
 
 
 def nothing() -> None:
     """Do nothing."""
 
 
-def for_readers_s(waited_s: float, describing_s: float) -> float:
+def for_readers_s(num_rows: int, spare_s: float) -> float:
     """
     How long readers that were woken have the interpreter before a step is described.
 
     Beside a description each of them would wait for it several times, and write its
-    token late. They get half of the time to spare.
+    token late. They get half of the time to spare, if they need as much.
 
     Args:
-        waited_s: for MLX in the step before. describing_s: it took to describe it.
+        spare_s: what MLX took in the step before, beyond the time of its description.
     """
-    return min(max(0.0, waited_s - describing_s) / 2, _READERS_S)
+    return max(0.0, min(spare_s / 2, num_rows * _READER_S, _READERS_S))
 
 
 class TopLogprobs(NamedTuple):
@@ -81,8 +82,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     it up.
 
     The next step is described by another thread meanwhile (step_ahead), unless a row
-    ends for certain, buffers grow, or a mask hangs on what is drawn. `goes_ahead` is
-    False where a pass through the model does more than describe.
+    ends for certain, buffers grow, or a mask hangs on what is drawn. `rows_ahead` is
+    the most rows with which that is done: 0 where a pass through the model computes.
     """
 
     prompt_cache: KVLayers
@@ -94,7 +95,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     stop_ids: Collection[int] = ()
     released = Released()
     before_wait: Callable[[], None] = staticmethod(nothing)
-    goes_ahead = True
+    rows_ahead = math.inf
     _ahead: StepAhead | None = None
     _waited_s = _describing_s = 0.0  # for MLX in the last step, and by its description
 
@@ -190,7 +191,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             ahead.result()  # no deadline, as in turn: it is the same work
 
     def _may_go_ahead(self) -> bool:
-        if not self.goes_ahead or self._reads_prompt or self._constrained:
+        if self._reads_prompt or self._constrained or len(self.uids) > self.rows_ahead:
             return False
         left = map(int.__sub__, self.max_tokens, self._num_tokens)
         return min(left) > 1 and has_room(self.prompt_cache, 1)
@@ -201,7 +202,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
         It returns nothing: whoever holds the state of before has the layers copied.
         """
-        time.sleep(for_readers_s(self._waited_s, self._describing_s))
+        spare_s = self._waited_s - self._describing_s
+        time.sleep(for_readers_s(len(self.uids), spare_s))
         began = time.perf_counter()
         before: SavedState | None = None
         try:
@@ -212,7 +214,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         except BaseException:  # Rust code panics with what is no Exception
             if before is not None:
                 before.restore()
-            self.goes_ahead = False
+            self.rows_ahead = 0
             logger.exception("no more steps are described ahead: one could not be")
 
     def _changed_by_a_step(self) -> list[Any]:
@@ -296,7 +298,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     def extend(self, batch: "DecodeBatch") -> None:
         """Add another batch's rows; its caches are taken over."""
         self.take_back()
-        self.goes_ahead &= batch.goes_ahead
+        self.rows_ahead = min(self.rows_ahead, batch.rows_ahead)
         if self.uids:
             self._to_batch()
             batch._to_batch()

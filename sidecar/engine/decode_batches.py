@@ -81,7 +81,8 @@ def batch_of_one(
         adapters={uid: spec.prompt.adapter} if spec.prompt.adapter else {},
     )
     batch._is_plain = True
-    batch.goes_ahead = not is_watched
+    if is_watched:
+        batch.rows_ahead = 0
     return batch
 
 
@@ -120,7 +121,7 @@ class DecodeBatches:
             self.draft_model = DraftModel(model.draft, model.vocab_size)
         self._speculating: dict[int, RowSpeculation] = {}
         # Quantised layers take the place of others at a depth of their own.
-        self._goes_ahead = model.quantization is None
+        self._rows_ahead = 0 if model.quantization else math.inf
         self._was_plain = False  # the last step, so that the next one's time is its own
 
     @property
@@ -220,7 +221,8 @@ class DecodeBatches:
         model = self._model
         batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
         batch.released, batch.before_wait = self._released, self._before_wait
-        batch.goes_ahead &= self._goes_ahead and model.is_lazy
+        most = min(self._rows_ahead, model.rows_ahead)
+        batch.rows_ahead = min(batch.rows_ahead, most)
         return batch
 
     def next(self, *, may_draft: bool = True) -> list[Any]:
@@ -245,9 +247,12 @@ class DecodeBatches:
     def _stepped(self) -> list[Any]:
         """A plain step, its time noted where nothing but it was waited for."""
         batch, started = self._batches[0], time.perf_counter()
-        went_ahead = batch.goes_ahead
+        rows_ahead = batch.rows_ahead
         responses: list[Any] = batch.next()
-        self._goes_ahead &= batch.goes_ahead >= went_ahead  # else it failed
+        if batch.rows_ahead < rows_ahead:  # it could not be described
+            self._rows_ahead = 0
+            for each in self._batches:
+                each.rows_ahead = 0
         if self._speculating and self._was_plain and len(responses) == 1:
             seconds = time.perf_counter() - started
             self.prices.stepped(seconds)

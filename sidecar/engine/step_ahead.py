@@ -9,6 +9,7 @@ it has changed is put back, and nothing of it was ever computed.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from mlx.utils import tree_flatten, tree_map
 from sidecar.kv.kv_layers import KVLayers, atoms
 
 Likeliest = tuple[mx.array, mx.array, mx.array]
+# Logits, (rows, tokens, vocabulary), of ids behind what layers hold.
+Forward = Callable[[mx.array, KVLayers], mx.array]
 
 
 class DescribedStep(NamedTuple):
@@ -65,19 +68,32 @@ class StepAhead(NamedTuple):
     before: SavedState
 
 
+def most_rows_described(forward: Forward, new_cache: Callable[[], KVLayers]) -> float:
+    """
+    Of how many rows a decode step leaves all computing to whoever reads its logits.
+
+    Some models compute in any step, some where there are several rows, some take one
+    row only.
+    """
+    if not only_describes(forward, new_cache, 1):
+        return 0
+    return math.inf if only_describes(forward, new_cache, 2) else 1
+
+
 def only_describes(
-    forward: Callable[[mx.array, KVLayers], mx.array], new_cache: Callable[[], KVLayers]
+    forward: Forward, new_cache: Callable[[], KVLayers], num_rows: int
 ) -> bool:
     """
-    Whether a decode step of two rows leaves all computing to whoever reads its logits.
+    Whether a decode step of so many rows computes nothing.
 
     MLX refuses to compute what hangs on the inputs of a function that it traces; here
     those are the tokens and all that the layers hold. What the step returns is dropped.
-    False as well for layers that hold what `SavedState` cannot give back.
+    False as well for layers that hold what `SavedState` cannot give back, and where
+    anything fails.
     """
-    tokens = mx.array([[0], [0]])
+    tokens = mx.zeros((num_rows, 1), mx.int32)
     try:
-        layers = _layers_of_two_rows(forward, new_cache)
+        layers = _behind_prompts(forward, new_cache, num_rows)
         SavedState(atoms(layers))
         held = [dict(vars(atom)) for atom in atoms(layers)]
 
@@ -95,14 +111,16 @@ def only_describes(
     return True
 
 
-def _layers_of_two_rows(
-    forward: Callable[[mx.array, KVLayers], mx.array], new_cache: Callable[[], KVLayers]
+def _behind_prompts(
+    forward: Forward, new_cache: Callable[[], KVLayers], num_rows: int
 ) -> KVLayers:
-    """A batch's layers behind prompts of one and two tokens, which nobody computes."""
-    rows = [new_cache(), new_cache()]
+    """Layers behind prompts of one token, two, and so on, which nobody computes."""
+    rows = [new_cache() for _ in range(num_rows)]
     for length, row in enumerate(rows, 1):
-        forward(mx.array([[0] * length]), row)
-    return [pair[0].merge([*pair]) for pair in zip(*rows, strict=True)]
+        forward(mx.zeros((1, length), mx.int32), row)
+    if num_rows == 1:
+        return rows[0]
+    return [same[0].merge([*same]) for same in zip(*rows, strict=True)]
 
 
 def _is_array(value: Any) -> bool:

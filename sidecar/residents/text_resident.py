@@ -250,7 +250,9 @@ class TextLoader:
     ) -> None:
         """Have each way of reuse tried, and every kernel used once."""
         shared, model, when = self._shared, engine.model, self._config.cache.selftest
-        shared.gpu.call(lambda: model.is_lazy)  # found out before a token waits for it
+        shared.gpu.call(
+            lambda: model.rows_ahead
+        )  # found out before a token waits for it
         test = SelfTest(model)
         if shared.disk is None or not shared.disk.is_usable:
             test.skip("disk")

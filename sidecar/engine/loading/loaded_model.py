@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from sidecar.engine.adapters.adapter_bank import AdapterBank
 from sidecar.engine.loading.weights import let_go_measured
-from sidecar.engine.step_ahead import only_describes
+from sidecar.engine.step_ahead import Forward, most_rows_described
 from sidecar.engine.vision.vision_encoder import VisionEncoder
 from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.kv_layers import KVLayers
@@ -68,17 +68,18 @@ class LoadedModel:
         return self.num_bytes + (self.draft.num_bytes if self.draft else 0)
 
     @cached_property
-    def is_lazy(self) -> bool:
-        """Whether a decode step through it is described only; GPU thread only."""
+    def rows_ahead(self) -> float:
+        """The most rows of a step that only describes; GPU thread only."""
 
         def shifted(ids: mx.array, cache: KVLayers) -> mx.array:
             shifts = mx.zeros((len(ids), 1), mx.int32)
             return self.forward(ids, cache, VisionInputs(shifts=shifts))
 
-        passes = (
-            [self.forward] if self.vision_encoder is None else [self.forward, shifted]
-        )
-        return all(only_describes(one, self.new_cache) for one in passes)
+        passes: list[Forward] = [self.forward]
+        if self.vision_encoder is not None:
+            passes.append(shifted)
+        most = min(most_rows_described(one, self.new_cache) for one in passes)
+        return most
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""
