@@ -78,8 +78,7 @@ class LoadedModel:
         passes: list[Forward] = [self.forward]
         if self.vision_encoder is not None:
             passes.append(shifted)
-        most = min(most_rows_described(one, self.new_cache) for one in passes)
-        return most
+        return min(most_rows_described(one, self.new_cache) for one in passes)
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""
