@@ -82,8 +82,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     it up.
 
     The next step is described by another thread meanwhile (step_ahead), unless a row
-    ends for certain, buffers grow, or a mask hangs on what is drawn. `rows_ahead` is
-    the most rows with which that is done: 0 where a pass through the model computes.
+    ends for certain, buffers grow, or a mask hangs on what is drawn. It is not done
+    with more than `max_rows_ahead` rows: 0 where a pass through the model computes.
     """
 
     prompt_cache: KVLayers
@@ -95,7 +95,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     stop_ids: Collection[int] = ()
     released = Released()
     before_wait: Callable[[], None] = staticmethod(nothing)
-    rows_ahead = math.inf
+    max_rows_ahead = math.inf
     _ahead: StepAhead | None = None
     _waited_s = _describing_s = 0.0  # for MLX in the last step, and by its description
 
@@ -191,7 +191,9 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             ahead.result()  # no deadline, as in turn: it is the same work
 
     def _may_go_ahead(self) -> bool:
-        if self._reads_prompt or self._constrained or len(self.uids) > self.rows_ahead:
+        if self._reads_prompt or self._constrained:
+            return False
+        if len(self.uids) > self.max_rows_ahead:
             return False
         left = map(int.__sub__, self.max_tokens, self._num_tokens)
         return min(left) > 1 and has_room(self.prompt_cache, 1)
@@ -214,7 +216,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         except BaseException:  # Rust code panics with what is no Exception
             if before is not None:
                 before.restore()
-            self.rows_ahead = 0
+            self.max_rows_ahead = 0
             logger.exception("no more steps are described ahead: one could not be")
 
     def _changed_by_a_step(self) -> list[Any]:
@@ -298,7 +300,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     def extend(self, batch: "DecodeBatch") -> None:
         """Add another batch's rows; its caches are taken over."""
         self.take_back()
-        self.rows_ahead = min(self.rows_ahead, batch.rows_ahead)
+        self.max_rows_ahead = min(self.max_rows_ahead, batch.max_rows_ahead)
         if self.uids:
             self._to_batch()
             batch._to_batch()

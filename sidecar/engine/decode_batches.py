@@ -82,7 +82,7 @@ def batch_of_one(
     )
     batch._is_plain = True
     if is_watched:
-        batch.rows_ahead = 0
+        batch.max_rows_ahead = 0
     return batch
 
 
@@ -121,7 +121,7 @@ class DecodeBatches:
             self.draft_model = DraftModel(model.draft, model.vocab_size)
         self._speculating: dict[int, RowSpeculation] = {}
         # Quantised layers take the place of others at a depth of their own.
-        self._rows_ahead = 0 if model.quantization else math.inf
+        self._max_rows_ahead = 0 if model.quantization else math.inf
         self._was_plain = False  # the last step, so that the next one's time is its own
 
     @property
@@ -221,8 +221,9 @@ class DecodeBatches:
         model = self._model
         batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
         batch.released, batch.before_wait = self._released, self._before_wait
-        most = min(self._rows_ahead, model.rows_ahead)
-        batch.rows_ahead = min(batch.rows_ahead, most)
+        batch.max_rows_ahead = min(
+            batch.max_rows_ahead, self._max_rows_ahead, model.max_rows_ahead
+        )
         return batch
 
     def next(self, *, may_draft: bool = True) -> list[Any]:
@@ -247,12 +248,12 @@ class DecodeBatches:
     def _stepped(self) -> list[Any]:
         """A plain step, its time noted where nothing but it was waited for."""
         batch, started = self._batches[0], time.perf_counter()
-        rows_ahead = batch.rows_ahead
+        max_rows_ahead = batch.max_rows_ahead
         responses: list[Any] = batch.next()
-        if batch.rows_ahead < rows_ahead:  # it could not be described
-            self._rows_ahead = 0
+        if batch.max_rows_ahead < max_rows_ahead:  # it could not be described
+            self._max_rows_ahead = 0
             for each in self._batches:
-                each.rows_ahead = 0
+                each.max_rows_ahead = 0
         if self._speculating and self._was_plain and len(responses) == 1:
             seconds = time.perf_counter() - started
             self.prices.stepped(seconds)

@@ -177,9 +177,11 @@ class ProcessMemory:
         near = self.limit_buffers is not None and (
             self.live_buffers > _COUNT_ALWAYS_AT * self.limit_buffers
         )
-        is_same = self._held == self._counted
-        every_s = _COUNT_SAME_EVERY_S if is_same else _COUNT_EVERY_S
-        if near or self._sampled_at - self._counted_at >= every_s:
+        age_s = self._sampled_at - self._counted_at
+        is_due = age_s >= _COUNT_SAME_EVERY_S or (
+            age_s >= _COUNT_EVERY_S and self._held != self._counted
+        )
+        if near or is_due:
             self.count_buffers()
 
     def count_buffers(self) -> None:

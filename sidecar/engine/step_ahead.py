@@ -68,7 +68,7 @@ class StepAhead(NamedTuple):
     before: SavedState
 
 
-def most_rows_described(forward: Forward, new_cache: Callable[[], KVLayers]) -> float:
+def max_rows_described(forward: Forward, new_cache: Callable[[], KVLayers]) -> float:
     """
     Of how many rows a decode step leaves all computing to whoever reads its logits.
 

@@ -250,9 +250,8 @@ class TextLoader:
     ) -> None:
         """Have each way of reuse tried, and every kernel used once."""
         shared, model, when = self._shared, engine.model, self._config.cache.selftest
-        shared.gpu.call(
-            lambda: model.rows_ahead
-        )  # found out before a token waits for it
+        # A trace of its layers, which would hold up the first answer.
+        shared.gpu.call(lambda: model.max_rows_ahead)
         test = SelfTest(model)
         if shared.disk is None or not shared.disk.is_usable:
             test.skip("disk")

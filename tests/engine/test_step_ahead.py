@@ -29,7 +29,7 @@ from sidecar.engine.loading.loader import finish, read_model, run_to_end
 from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.selftest.rows import GREEDY
-from sidecar.engine.step_ahead import SavedState, most_rows_described
+from sidecar.engine.step_ahead import SavedState, max_rows_described
 from sidecar.engine.vision.vision_encoder import FeatureMemo
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import KVLayers, arrays_of, evaluate
@@ -119,9 +119,9 @@ def values(layers: KVLayers) -> list[list[Any]]:
 def ahead_or_not(model: LoadedModel, is_allowed: bool) -> Iterator[list[bool]]:
     """Whether steps are described ahead; of each step, whether it was."""
     used: list[bool] = []
-    known = gpu_thread().call(lambda: model.rows_ahead)
+    known = gpu_thread().call(lambda: model.max_rows_ahead)
     if not is_allowed:
-        vars(model)["rows_ahead"] = 0
+        vars(model)["max_rows_ahead"] = 0
     own = DecodeBatch._take_ahead
 
     def take(batch: DecodeBatch) -> Any:
@@ -134,7 +134,7 @@ def ahead_or_not(model: LoadedModel, is_allowed: bool) -> Iterator[list[bool]]:
         yield used
     finally:
         DecodeBatch._take_ahead = own  # type: ignore[method-assign]
-        vars(model)["rows_ahead"] = known
+        vars(model)["max_rows_ahead"] = known
 
 
 def play(model: LoadedModel, plan: list[Planned], is_allowed: bool) -> Played:
@@ -311,7 +311,7 @@ def test_nothing_is_described_behind_the_last_step(
 
 
 @pytest.mark.parametrize("error", [ValueError, PanicException])
-def test_a_step_that_cannot_be_describe_ahead_is_described_in_turn(
+def test_a_step_that_cannot_be_described_ahead_is_described_in_turn(
     error: type[BaseException],
     tiny_model: TinyModel,
     monkeypatch: pytest.MonkeyPatch,
@@ -360,17 +360,17 @@ def test_a_pass_that_computes_is_found(
         return logits
 
     gpu = gpu_thread()
-    most = gpu.call(lambda: most_rows_described(forward, model.new_cache))
-    assert (most, model.rows_ahead) == (expected, math.inf)
+    most = gpu.call(lambda: max_rows_described(forward, model.new_cache))
+    assert (most, model.max_rows_ahead) == (expected, math.inf)
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows_ahead"),
+    ("kind", "max_rows_ahead"),
     [("seeing", math.inf), ("seeing-25", math.inf), ("seeing-sliding", math.inf),
      ("seeing-hybrid", 1)],
 )  # fmt: skip
 def test_models_that_see_go_ahead_unless_they_compute(
-    kind: str, rows_ahead: float, tmp_path: Path
+    kind: str, max_rows_ahead: float, tmp_path: Path
 ) -> None:
     """mlx-vlm's qwen3_5 reads its padding in Python at each step."""
     source = find_model(str(make_seeing(tmp_path / kind, kind)))
@@ -381,7 +381,7 @@ def test_models_that_see_go_ahead_unless_they_compute(
 
     gpu = gpu_thread()
     model = gpu.call(read)
-    assert gpu.call(lambda: model.rows_ahead) == rows_ahead
+    assert gpu.call(lambda: model.max_rows_ahead) == max_rows_ahead
     plan = [Planned(20, GREEDY, 30, shift=3), Planned(9, GREEDY, 12, joins=9)]
     ahead, in_turn = (play(model, plan, way) for way in (True, False))
     assert (ahead.said, ahead.layers) == (in_turn.said, in_turn.layers)
@@ -405,7 +405,7 @@ def test_layers_that_cannot_be_given_back_are_found(tiny_model: TinyModel) -> No
     gpu = gpu_thread()
     layers = model.new_cache()
     most = gpu.call(
-        lambda: most_rows_described(model.forward, lambda: [Single() for _ in layers])
+        lambda: max_rows_described(model.forward, lambda: [Single() for _ in layers])
     )
     assert most == 1
 
@@ -481,7 +481,7 @@ def test_state_is_given_back_whole() -> None:
     gpu_thread().call(check)
 
 
-def test_quantised_kv_is_not_describe_ahead(tiny_model: TinyModel) -> None:
+def test_quantised_kv_is_not_described_ahead(tiny_model: TinyModel) -> None:
     """Its layers take the place of plain ones at a depth of their own."""
     model = tiny_model("dense")
     quantized: Any = SimpleNamespace(

@@ -61,7 +61,7 @@ COUNTERS = {"get_active_memory", "is_available"}
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
-def test_only_the_gpu_thread_calls_mlx(kind: str, model_folder: ModelFolder) -> None:
+def test_only_the_gpu_thread_computes(kind: str, model_folder: ModelFolder) -> None:
     """
     Load, self-test, all of the traffic, all routes, unload.
 
