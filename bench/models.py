@@ -8,7 +8,8 @@ on a CPU; the large one 8.2 billion in bfloat16, for a GPU (16.4 GB).
 
 Tokenizer and template are the built-in model's. Output rows of the added tokens are
 zero, so a greedy answer never ends by itself and has exactly `max_tokens` tokens; those
-of parts of characters are zero too, so each token is text that a stream shows.
+of tokens that end within a character, and of a lone space, are zero too: a stream holds
+them until the next token, and shows any other at once.
 """
 
 import json
@@ -104,12 +105,13 @@ def _config() -> dict[str, Any]:
 
 
 def _are_said(folder: Path, vocab_size: int) -> list[bool]:
-    """Whether each id is neither an added token nor a part of a character."""
+    """Whether each id is text that is shown at once, and no added token."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     first_added = min(tokenizer.get_added_tokens_decoder())
-    said = [bool(tokenizer.decode([n]).strip("\ufffd")) for n in range(first_added)]
+    texts = [tokenizer.decode([n]) for n in range(first_added)]
+    said = [text not in ("", " ") and "\ufffd" not in text for text in texts]
     return said + [False] * (vocab_size - first_added)
 
 
