@@ -23,6 +23,7 @@ from bench.plain import PlainProcess
 from bench.raw_batch import RawBatch
 
 _START_S = 120.0
+_PROOF_S = 300.0
 # Where programs and a CUDA card's libraries are, and what was compiled for it.
 _DEVICE = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "MLX_PTX_CACHE_DIR")
 _STOP_S = 15.0
@@ -55,6 +56,7 @@ def sidecar(setup: Setup) -> Iterator[int]:
     proved = replace(setup, settings={**setup.settings, "CACHE_SELFTEST": "on_load"})
     with _process(proved, "sidecar", arguments, setup.tree) as process:
         _wait_ready(process, port, _log(setup, "sidecar"))
+        _wait_proved(port)
         yield port
 
 
@@ -215,19 +217,31 @@ def _wait_ready(process: subprocess.Popen[str], port: int, log: Path) -> None:
     raise TimeoutError(f"not ready within {_START_S:g} seconds")
 
 
+def _wait_proved(port: int) -> None:
+    """A load waits for its self-test for a while: the rest would disturb streams."""
+    deadline = time.monotonic() + _PROOF_S
+    while time.monotonic() < deadline:
+        status, body = _get(port, "/admin/cache")
+        if status != http.HTTPStatus.OK or b'"pending"' not in body:
+            return
+        time.sleep(0.5)
+    raise TimeoutError(f"not all is proved within {_PROOF_S:g} seconds")
+
+
+def _get(port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
 def _is_healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        status, body = http.HTTPStatus.NOT_FOUND, b""
-        for path in ("/health", "/v1/models"):  # a peer may have the second only
-            if status == http.HTTPStatus.NOT_FOUND:
-                connection.request("GET", path)
-                answer = connection.getresponse()
-                body = answer.read()
-                status = http.HTTPStatus(answer.status)
-        # Ours answers before it is ready, too.
-        return status == http.HTTPStatus.OK and b'"status":"loading"' not in body
+        status, body = _get(port, "/health")
+        if status == http.HTTPStatus.NOT_FOUND:  # a peer may have the second only
+            status, body = _get(port, "/v1/models")
     except (OSError, http.client.HTTPException):
         return False
-    finally:
-        connection.close()
+    # Ours answers before it is ready, too.
+    return status == http.HTTPStatus.OK and b'"status":"loading"' not in body
