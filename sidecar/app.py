@@ -19,6 +19,7 @@ from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import (
     WiredMemory,
     buffer_limit,
+    has_memory_of_its_own,
     much_kept,
     process_limit,
     release_delay,
@@ -438,10 +439,12 @@ def _build_shared(
     check_draft_settings(config)
     cache, gpu, rules = config.cache, gpu_thread(), configured_rules(config)
     gpu.call(lambda: prepare_device(config))
-    stored = KVBudget(
-        kv_limits(cache, gpu),
-        Released(release_delay(config.device), gpu.call(much_kept)),
+    released = Released(
+        release_delay(config.device),
+        gpu.call(much_kept),
+        is_patient=gpu.call(has_memory_of_its_own),
     )
+    stored = KVBudget(kv_limits(cache, gpu), released)
     wired = gpu.call(lambda: WiredMemory(config.device.wired_limit))
     return Shared(
         gpu,

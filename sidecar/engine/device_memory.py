@@ -54,6 +54,11 @@ def much_kept() -> int:
     return max(MUCH_KEPT, device_memory() // 32)
 
 
+def has_memory_of_its_own() -> bool:
+    """Whether nobody but the server wants the device's memory: it is not RAM."""
+    return "total_memory" in mx.device_info()
+
+
 class WiredMemory:
     """
     What macOS keeps wired for the GPU (WIRED_LIMIT). GPU thread only; `description` is

@@ -413,11 +413,15 @@ class Released:
     Args:
         delay: steps for which they are held; 0: not at all.
         much: bytes; where the allocator keeps more behind a prompt, it gives them back.
+        is_patient: whether it does so when no stream decodes, however long that takes.
     """
 
-    def __init__(self, delay: int = 0, much: int = MUCH_KEPT) -> None:
+    def __init__(
+        self, delay: int = 0, much: int = MUCH_KEPT, *, is_patient: bool = False
+    ) -> None:
         self._delay = delay
         self._much = much
+        self._is_patient = is_patient
         self._step = 0
         self._held: deque[tuple[int, list[mx.array]]] = deque()
         self._clear_at = math.inf
@@ -444,7 +448,7 @@ class Released:
         self._step += 1
         while self._held and self._held[0][0] <= self._step:
             self._held.popleft()
-        if self._clear_at <= self._step:
+        if self._clear_at <= self._step and not self._is_patient:
             self._clear()
 
     def let_go(self) -> None:

@@ -190,6 +190,26 @@ def test_a_long_prompt_leaves_the_allocators_cache_alone(
         assert calls[-2:] == ["synchronize", "clear_cache"]
 
 
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_streams_do_not_wait_for_memory_that_nobody_wants(
+    is_patient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card's own is given back when they have ended; RAM some steps on."""
+    cleared = list[int]()
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: MUCH_KEPT + 1)
+    monkeypatch.setattr(kv_layers, "release_freed_memory", lambda: cleared.append(1))
+    released = Released(is_patient=is_patient)
+    releasing = Releasing(released)
+    released.clear_later()
+    for _ in range(100):
+        releasing.interrupt(beside_streams=True)
+    assert len(cleared) == (0 if is_patient else 1)
+    assert releasing.has_work() is is_patient
+    releasing.interrupt(beside_streams=False)
+    assert len(cleared) == 1
+    assert not releasing.has_work()
+
+
 # ---- how many there are
 
 
