@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 _SAMPLE_EVERY_S = 1.0
 _MAX_COUNTING_S = 1.0  # how long a refusal waits for the memory to be counted anew
-# Buffers: a walk over all that is stored, 7 ms where that is much. So it is seldom made
-# where no more and no less is stored than before, as while answers are long.
-_COUNT_EVERY_S, _COUNT_SAME_EVERY_S = 1.0, 10.0
+# Buffers: a walk over all that is stored, 7 ms where that is much. Nobody waits for it
+# in an idle moment; while streams decode it is seldom made.
+_COUNT_EVERY_S = 10.0
 _COUNT_ALWAYS_AT = 0.75  # of the limit
 _CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
 
@@ -124,7 +124,7 @@ class ProcessMemory:
         self._running: list[Running] = []
         self._idle: list[Callable[[], int]] = []
         self._sampled_at = self._counted_at = 0.0
-        self._counted = (-1, -1)  # what was held when they were counted
+        self.is_count_stale = True  # what is held may be another since
         self.active_bytes = self.peak_bytes = self._fixed_bytes = 0
         self.live_buffers, self.free_buffers = 0, math.inf
         self.sample()
@@ -174,31 +174,21 @@ class ProcessMemory:
         if self._stored.released:
             freeable += sum(array.nbytes for array in self._left().values())
         self._fixed_bytes = self.active_bytes - freeable
+        self.is_count_stale = True
         near = self.limit_buffers is not None and (
             self.live_buffers > _COUNT_ALWAYS_AT * self.limit_buffers
         )
-        age_s = self._sampled_at - self._counted_at
-        is_due = age_s >= _COUNT_SAME_EVERY_S or (
-            age_s >= _COUNT_EVERY_S and self._held != self._counted
-        )
-        if near or is_due:
+        if near:
             self.count_buffers()
 
     def count_buffers(self) -> None:
         """Count the device's buffers: a walk over all that is kept. GPU thread only."""
-        self._counted_at = time.monotonic()
-        self._counted = self._held
+        self._counted_at, self.is_count_stale = time.monotonic(), False
         stored, used = self._stored_arrays(), self._used_arrays()
         fixed = len(used.keys() - stored) + sum(r.num_weights for r in self._running)
         self.live_buffers = fixed + len(stored) + len(self._left())
         if self.limit_buffers is not None:
             self.free_buffers = max(0, int(_CLEAR_AT * self.limit_buffers) - fixed)
-
-    @property
-    def _held(self) -> tuple[int, int]:
-        """Bytes stored, and arrays in use: as long as they stay, buffers do."""
-        in_use = sum(run.num_weights + len(run.arrays()) for run in self._running)
-        return self._stored.num_bytes, in_use
 
     def _stored_arrays(self) -> dict[int, mx.array]:
         return {id(array): array for array in self._stored.arrays()}
@@ -248,6 +238,8 @@ class ProcessMemory:
         if not needed_bytes and now - self._sampled_at < _SAMPLE_EVERY_S:
             return True
         self.sample()
+        if now - self._counted_at >= _COUNT_EVERY_S:
+            self.count_buffers()
         self._relieve_buffers()
         used = self.active_bytes + mx.get_cache_memory() + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
@@ -299,6 +291,28 @@ class Releasing(Errand):
         except Exception:
             logger.exception("what has ended could not be let go")
         return False
+
+
+class Counting(Errand):
+    """Counts the device's buffers anew when nobody else has work."""
+
+    is_for_idle = True
+
+    def __init__(self, process: ProcessMemory) -> None:
+        self._process = process
+
+    def has_work(self) -> bool:
+        """Whether what is held may be another since they were counted."""
+        return self._process.is_count_stale
+
+    def interrupt(self, *, beside_streams: bool) -> bool:
+        """Count them."""
+        self._process.is_count_stale = False  # else a failure would be tried for ever
+        try:
+            self._process.count_buffers()
+        except Exception:
+            logger.exception("the device's buffers could not be counted")
+        return True
 
 
 class Admission:

@@ -25,11 +25,16 @@ from sidecar.engine import process_memory, scheduler
 from sidecar.engine.gpu_scheduler import GpuScheduler
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import Job, Prefilled, Token
-from sidecar.engine.process_memory import ProcessMemory, Releasing, Running
+from sidecar.engine.process_memory import (
+    Counting,
+    ProcessMemory,
+    Releasing,
+    Running,
+)
 from sidecar.engine.text_engine import TextEngine
-from sidecar.kv import eviction
+from sidecar.kv import eviction, kv_layers
 from sidecar.kv.eviction import KVBudget, Limits
-from sidecar.kv.kv_layers import Released
+from sidecar.kv.kv_layers import MUCH_KEPT, Released
 from testkit.jobs import finish, leased_engine, random_ids, run, submit, wait_for
 from testkit.raw_http import eventually
 from testkit.sequences import on_gpu
@@ -406,31 +411,64 @@ class Held:
 
 
 @on_gpu
-def test_what_stays_the_same_is_seldom_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More or less stored, or another row: within a second. Else within ten."""
+def test_buffers_are_counted_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an idle moment; every ten seconds while streams decode; before a refusal."""
     now, rows, stored = [100.0], list[mx.array](), Held()
     monkeypatch.setattr(process_memory.time, "monotonic", lambda: now[0])
     process = ProcessMemory(1 << 30, stored)
+    counting = Counting(process)
     process.watch(Running(5, lambda: rows))
 
-    def counted(after_s: float) -> int:
-        now[0] += after_s
-        process.sample()
+    def idle() -> int:
+        while counting.has_work():
+            counting.interrupt(beside_streams=False)
         return process.live_buffers
 
-    assert counted(1.1) == 7
-    stored.held.append(mx.zeros(3))  # which its bytes do not show
-    assert counted(5.0) == 7
-    assert counted(5.1) == 8
+    def decoding(for_s: float) -> int:
+        now[0] += for_s
+        process.relieve()
+        return process.live_buffers
+
+    assert idle() == 7
     stored.held.append(mx.zeros(3))
-    stored.num_bytes += 12
-    assert counted(0.5) == 8
-    assert counted(0.6) == 9
+    assert idle() == 7, "nothing was begun or ended"
+    process.sample()
+    assert process.live_buffers == 7
+    assert idle() == 8
     rows.append(mx.zeros(4))
-    assert counted(1.1) == 10
+    assert decoding(9.9) == 8
+    assert decoding(1.1) == 9
     rows.append(mx.zeros(4))
     process.count_anew(gpu_thread())  # before anything is refused
-    assert process.live_buffers == 11
+    assert process.live_buffers == 10
+
+
+@on_gpu
+def test_a_count_that_fails_is_not_tried_for_ever(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made again when something has begun or ended."""
+    stored = Held()
+    process = ProcessMemory(1 << 30, stored)
+    counting = Counting(process)
+    monkeypatch.setattr(stored, "arrays", lambda: [][0])
+    assert counting.has_work()
+    assert counting.interrupt(beside_streams=False)
+    assert not counting.has_work()
+    assert "could not be counted" in caplog.text
+    process.sample()
+    assert counting.has_work()
+
+
+@on_gpu
+def test_near_the_bound_they_are_always_counted() -> None:
+    """Whatever begins or ends."""
+    stored = Held()
+    process = ProcessMemory(1 << 30, stored, limit_buffers=2)
+    process.count_buffers()
+    stored.held.append(mx.zeros(3))
+    process.sample()
+    assert process.live_buffers == 3
 
 
 def test_a_device_without_a_bound_has_none() -> None:
