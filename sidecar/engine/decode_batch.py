@@ -9,7 +9,6 @@ no mask against padding, no copy at its start or end.
 import contextlib
 import copy
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from sidecar.engine.constrained_row import ConstrainedRow, masked
 from sidecar.engine.gpu_thread import describing_thread
 from sidecar.engine.sampling import Drawing, RowSampler
 from sidecar.engine.step_ahead import (
+    AheadLimit,
     DescribedStep,
     Likeliest,
     SavedState,
@@ -82,8 +82,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     it up.
 
     The next step is described by another thread meanwhile (step_ahead), unless a row
-    ends for certain, buffers grow, or a mask hangs on what is drawn. It is not done
-    with more than `max_rows_ahead` rows: 0 where a pass through the model computes.
+    ends for certain, buffers grow, or a mask hangs on what is drawn.
     """
 
     prompt_cache: KVLayers
@@ -91,11 +90,9 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     _next_logprobs: list[Any]
     _is_plain = False
     _drawing: Drawing | None = None
-    printed_stops: Mapping[int, int] = MappingProxyType({})
     stop_ids: Collection[int] = ()
     released = Released()
     before_wait: Callable[[], None] = staticmethod(nothing)
-    max_rows_ahead = math.inf
     _ahead: StepAhead | None = None
     _waited_s = _describing_s = 0.0  # for MLX in the last step, and by its description
 
@@ -106,6 +103,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         shifts: dict[int, int] | None = None,
         constrained: dict[int, ConstrainedRow] | None = None,
         adapters: dict[int, int] | None = None,
+        printed_stops: Mapping[int, int] = MappingProxyType({}),
+        ahead_limit: AheadLimit | None = None,
         **named: Any,
     ) -> None:
         """
@@ -117,7 +116,11 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             shifts: for each row with images, how far its positions are shifted.
             constrained: the rows that keep to a grammar.
             adapters: for each row that is read with an adapter, its row of the bank.
+            printed_stops: what stands in later prompts for a stop token.
+            ahead_limit: None: no step is described ahead.
         """
+        self.printed_stops = printed_stops
+        self.ahead_limit = ahead_limit or AheadLimit(0)
         self._adapters = adapters or {}
         self._constrained = constrained or {}
         self._num_top = num_top or {}
@@ -125,7 +128,6 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._reads_prompt = True
         self._unfed: list[int] = []  # what was said and is not in the caches yet
         super().__init__(*arguments, **named)
-        self._reads_prompt = False
 
     def _step(self) -> tuple[list[int], list[TopLogprobs | None]]:
         """
@@ -138,6 +140,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._current_tokens = inputs = self._next_tokens
         self._current_logprobs = due = self._next_logprobs
         step = self._take_ahead() or self._described_now(inputs)
+        self._reads_prompt = False
         self._next_tokens, self._next_logprobs = step.tokens, step.logprobs
         self.before_wait()
         with self._going_ahead():
@@ -191,9 +194,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             ahead.result()  # no deadline, as in turn: it is the same work
 
     def _may_go_ahead(self) -> bool:
-        if self._reads_prompt or self._constrained:
-            return False
-        if len(self.uids) > self.max_rows_ahead:
+        if self._constrained or len(self.uids) > self.ahead_limit.max_rows:
             return False
         left = map(int.__sub__, self.max_tokens, self._num_tokens)
         return min(left) > 1 and has_room(self.prompt_cache, 1)
@@ -216,7 +217,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         except BaseException:  # Rust code panics with what is no Exception
             if before is not None:
                 before.restore()
-            self.max_rows_ahead = 0
+            self.ahead_limit.max_rows = 0
             logger.exception("no more steps are described ahead: one could not be")
 
     def _changed_by_a_step(self) -> list[Any]:
@@ -299,13 +300,14 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
     def extend(self, batch: "DecodeBatch") -> None:
         """Add another batch's rows; its caches are taken over."""
-        self.take_back()
-        self.max_rows_ahead = min(self.max_rows_ahead, batch.max_rows_ahead)
+        if batch.ahead_limit.max_rows < self.ahead_limit.max_rows:
+            self.ahead_limit = batch.ahead_limit
         if self.uids:
-            self._to_batch()
-            batch._to_batch()
+            for each in (self, batch):
+                each.take_back()
+                each._to_batch()
         else:
-            self._is_plain = batch._is_plain
+            self._is_plain, self._ahead = batch._is_plain, batch._ahead
         self._num_top |= batch._num_top
         self._shifts |= batch._shifts
         self._constrained |= batch._constrained

@@ -30,6 +30,7 @@ from sidecar.engine.speculation.draft_length import DraftPrices
 from sidecar.engine.speculation.draft_model import DraftModel
 from sidecar.engine.speculation.row_speculation import Proposal, RowSpeculation
 from sidecar.engine.speculation.speculating_batch import SpeculatingBatch
+from sidecar.engine.step_ahead import AheadLimit
 from sidecar.kv.kv_layers import (
     KVLayers,
     Released,
@@ -37,53 +38,6 @@ from sidecar.kv.kv_layers import (
     release_freed_memory,
     token_nbytes,
 )
-
-
-def batch_of_one(
-    model: LoadedModel,
-    uid: int,
-    spec: JobSpec,
-    cache: KVLayers,
-    *,
-    choice: int = 0,
-    processors: Sequence[LogitsProcessor] = (),
-    shift: int = 0,
-) -> SpeculatingBatch:
-    """
-    A batch of one sequence, its first step begun.
-
-    Args:
-        cache: holds all of the prompt but its last token; taken over.
-        choice: which of the request's answers. processors: beside its own.
-        shift: how far its positions are from its number of tokens.
-    """
-    window: list[int] = []
-    is_watched = bool(processors)  # by a test, which is not to see a step in vain
-    if spec.top_logprobs is not None:  # bf16 would round them to eighths
-        processors = [_in_float32, *processors]
-    if spec.sampling.has_processors:
-        processors = [*make_row_processors(spec.sampling), *processors]
-        window = list(spec.prompt.read_ids[-spec.sampling.context_size - 1 : -1])
-    batch = SpeculatingBatch(
-        model.forward,
-        [uid],
-        mx.array([spec.model_ids[-1]]),
-        cache,
-        [window],
-        [make_row_sampler(spec.sampling, model.vocab_size, choice)],
-        greedy_sampler,
-        [tuple(processors)],
-        [StopSequences([[i] for i in sorted(model.stop_ids)])],
-        [spec.max_tokens],
-        num_top={} if spec.top_logprobs is None else {uid: spec.top_logprobs},
-        shifts={uid: shift} if shift else {},
-        constrained=_constrained(uid, spec),
-        adapters={uid: spec.prompt.adapter} if spec.prompt.adapter else {},
-    )
-    batch._is_plain = True
-    if is_watched:
-        batch.max_rows_ahead = 0
-    return batch
 
 
 def _constrained(uid: int, spec: JobSpec) -> dict[int, ConstrainedRow]:
@@ -120,8 +74,6 @@ class DecodeBatches:
         if model.draft is not None:
             self.draft_model = DraftModel(model.draft, model.vocab_size)
         self._speculating: dict[int, RowSpeculation] = {}
-        # Quantised layers take the place of others at a depth of their own.
-        self._max_rows_ahead = 0 if model.quantization else math.inf
         self._was_plain = False  # the last step, so that the next one's time is its own
 
     @property
@@ -146,6 +98,56 @@ class DecodeBatches:
         mx.eval(self.arrays)
         release_freed_memory()
 
+    def begin(
+        self,
+        uid: int,
+        spec: JobSpec,
+        cache: KVLayers,
+        *,
+        choice: int = 0,
+        processors: Sequence[LogitsProcessor] = (),
+        shift: int = 0,
+    ) -> SpeculatingBatch:
+        """
+        A batch of one sequence that is to join, its first step begun.
+
+        Where no other row decodes, the step behind it may be described meanwhile.
+
+        Args:
+            cache: holds all of the prompt but its last token; taken over.
+            choice: which of the request's answers. processors: beside its own.
+            shift: how far its positions are from its number of tokens.
+        """
+        model, window = self._model, list[int]()
+        # What watches it, as a test does, is not to see a step in vain.
+        ahead_limit = AheadLimit(0) if processors else model.ahead_limit
+        if spec.top_logprobs is not None:  # bf16 would round them to eighths
+            processors = [_in_float32, *processors]
+        if spec.sampling.has_processors:
+            processors = [*make_row_processors(spec.sampling), *processors]
+            window = list(spec.prompt.read_ids[-spec.sampling.context_size - 1 : -1])
+        batch = SpeculatingBatch(
+            model.forward,
+            [uid],
+            mx.array([spec.model_ids[-1]]),
+            cache,
+            [window],
+            [make_row_sampler(spec.sampling, model.vocab_size, choice)],
+            greedy_sampler,
+            [tuple(processors)],
+            [StopSequences([[i] for i in sorted(model.stop_ids)])],
+            [spec.max_tokens],
+            num_top={} if spec.top_logprobs is None else {uid: spec.top_logprobs},
+            shifts={uid: shift} if shift else {},
+            constrained=_constrained(uid, spec),
+            adapters={uid: spec.prompt.adapter} if spec.prompt.adapter else {},
+            printed_stops=model.printed_stops,
+            ahead_limit=None if self.has_rows or spec.n > 1 else ahead_limit,
+        )
+        batch.ahead_limit = ahead_limit
+        batch._is_plain = True
+        return batch
+
     def join(
         self,
         uid: int,
@@ -155,7 +157,7 @@ class DecodeBatches:
         window: int | None = None,
     ) -> None:
         """
-        Add a batch of one sequence with `length` tokens to the fitting batch.
+        Add what `begin` made of `length` tokens to the fitting batch.
 
         Args:
             window: tokens beyond which its context forgets its middle.
@@ -177,8 +179,7 @@ class DecodeBatches:
         if fitting:
             min(fitting, key=lambda b: self._padding(b, length)).extend(single)
         else:
-            empty = SpeculatingBatch.empty(self._model.forward, greedy_sampler)
-            batch = self._prepared(empty)
+            batch = self._prepared(self._empty())
             batch.extend(single)
             self._batches.append(batch)
         self._lengths[uid] = length
@@ -216,14 +217,19 @@ class DecodeBatches:
         place = len(self._batches) if at is None else at
         self._batches.insert(place, self._prepared(single))
 
+    def _empty(self) -> SpeculatingBatch:
+        """A batch for any rows of this model."""
+        batch: SpeculatingBatch
+        batch = SpeculatingBatch.empty(self._model.forward, greedy_sampler)
+        batch.printed_stops = self._model.printed_stops
+        batch.ahead_limit = self._model.ahead_limit
+        return batch
+
     def _prepared(self, batch: SpeculatingBatch) -> SpeculatingBatch:
         """The batch, as those of this model are."""
         model = self._model
-        batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
+        batch.stop_ids = model.stop_ids
         batch.released, batch.before_wait = self._released, self._before_wait
-        batch.max_rows_ahead = min(
-            batch.max_rows_ahead, self._max_rows_ahead, model.max_rows_ahead
-        )
         return batch
 
     def next(self, *, may_draft: bool = True) -> list[Any]:
@@ -248,12 +254,7 @@ class DecodeBatches:
     def _stepped(self) -> list[Any]:
         """A plain step, its time noted where nothing but it was waited for."""
         batch, started = self._batches[0], time.perf_counter()
-        max_rows_ahead = batch.max_rows_ahead
         responses: list[Any] = batch.next()
-        if batch.max_rows_ahead < max_rows_ahead:  # it could not be described
-            self._max_rows_ahead = 0
-            for each in self._batches:
-                each.max_rows_ahead = 0
         if self._speculating and self._was_plain and len(responses) == 1:
             seconds = time.perf_counter() - started
             self.prices.stepped(seconds)

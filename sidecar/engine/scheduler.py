@@ -26,7 +26,7 @@ from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.constrained_row import ConstrainedRow
 from sidecar.engine.decode_batch import TopLogprobs
-from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
+from sidecar.engine.decode_batches import DecodeBatches
 from sidecar.engine.job import (
     ChoiceEnded,
     Job,
@@ -417,24 +417,23 @@ class BatchScheduler:
     def _join(self, row: ChoiceRow, layers: KVLayers) -> None:
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         more = self._extra_processors(row.job, row.choice)
-        spec, shift = row.job.spec, row.sequence.shift
-        single = batch_of_one(
-            self._model,
+        spec, batches = row.job.spec, self._decode_batches
+        single = batches.begin(
             uid,
             spec,
             layers,
             choice=row.choice,
             processors=more,
-            shift=shift,
+            shift=row.sequence.shift,
         )
         row.constrained = single.constrained(uid)
         row.take_early(*single.first_token())
         speculation = self._speculation(row, single)
         length = len(spec.model_ids)
-        self._decode_batches.join(uid, single, length, speculation, spec.window)
+        batches.join(uid, single, length, speculation, spec.window)
         self._rows[uid] = row
         if row.choice == 0:
-            row.sequence.enter_batch(lambda: self._decode_batches.extract(uid))
+            row.sequence.enter_batch(lambda: batches.extract(uid))
         row.job.hand_over()
         time.sleep(_HAND_OVER_S)
 

@@ -11,6 +11,7 @@ it has changed is put back, and nothing of it was ever computed.
 import copy
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -66,6 +67,18 @@ class StepAhead(NamedTuple):
 
     step: DescribedStep
     before: SavedState
+
+
+@dataclass(eq=False)
+class AheadLimit:
+    """
+    Of how many rows steps are described ahead at most, by all batches that share this.
+
+    Args:
+        max_rows: 0 once a step could not be described.
+    """
+
+    max_rows: float
 
 
 def max_rows_described(forward: Forward, new_cache: Callable[[], KVLayers]) -> float:

@@ -251,7 +251,7 @@ class TextLoader:
         """Have each way of reuse tried, and every kernel used once."""
         shared, model, when = self._shared, engine.model, self._config.cache.selftest
         # A trace of its layers, which would hold up the first answer.
-        shared.gpu.call(lambda: model.max_rows_ahead)
+        shared.gpu.call(lambda: model.ahead_limit)
         test = SelfTest(model)
         if shared.disk is None or not shared.disk.is_usable:
             test.skip("disk")

@@ -21,7 +21,7 @@ from sidecar.core.prompt import ModelPrompt
 from sidecar.engine import decode_batch, decode_batches
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.decode_batch import DecodeBatch, for_readers_s
-from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
+from sidecar.engine.decode_batches import DecodeBatches
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
@@ -119,9 +119,10 @@ def values(layers: KVLayers) -> list[list[Any]]:
 def ahead_or_not(model: LoadedModel, is_allowed: bool) -> Iterator[list[bool]]:
     """Whether steps are described ahead; of each step, whether it was."""
     used: list[bool] = []
-    known = gpu_thread().call(lambda: model.max_rows_ahead)
+    limit = gpu_thread().call(lambda: model.ahead_limit)
+    known = limit.max_rows
     if not is_allowed:
-        vars(model)["max_rows_ahead"] = 0
+        limit.max_rows = 0
     own = DecodeBatch._take_ahead
 
     def take(batch: DecodeBatch) -> Any:
@@ -134,7 +135,7 @@ def ahead_or_not(model: LoadedModel, is_allowed: bool) -> Iterator[list[bool]]:
         yield used
     finally:
         DecodeBatch._take_ahead = own  # type: ignore[method-assign]
-        vars(model)["max_rows_ahead"] = known
+        limit.max_rows = known
 
 
 def play(model: LoadedModel, plan: list[Planned], is_allowed: bool) -> Played:
@@ -155,7 +156,7 @@ def play(model: LoadedModel, plan: list[Planned], is_allowed: bool) -> Played:
                     else None,
                 )  # fmt: skip
                 layers_then = prefilled(model, ids)
-                single = batch_of_one(model, uid, spec, layers_then, shift=row.shift)
+                single = batches.begin(uid, spec, layers_then, shift=row.shift)
                 batches.join(uid, single, len(ids))
                 running.add(uid)
             for uid in [u for u in running if plan[u].leaves == step]:
@@ -218,6 +219,51 @@ def test_nearly_all_steps_of_a_steady_batch_are(
     assert play(tiny_model(kind), plan, True).num_ahead >= 30
 
 
+def test_a_row_alone_has_all_steps_but_its_first_described_ahead(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second beside the first; one that begins beside others has none yet."""
+    described, own = list[list[int]](), DecodeBatch._describe_ahead
+    monkeypatch.setattr(
+        DecodeBatch,
+        "_describe_ahead",
+        lambda batch, stream: (described.append([*batch.uids]), own(batch, stream))[1],
+    )
+    assert play(tiny_model("dense"), [Planned(9, GREEDY, 20)], True).num_ahead == 20
+    plan = [Planned(9, GREEDY, 20), Planned(9, GREEDY, 8, joins=5)]
+    play(tiny_model("dense"), plan, True)
+    assert [0, 1] in described
+    assert [1] not in described
+
+
+@pytest.mark.parametrize(("num_choices", "is_described"), [(1, True), (2, False)])
+def test_the_first_of_several_choices_is_soon_beside_others(
+    num_choices: int, is_described: bool, tiny_model: TinyModel
+) -> None:
+    """What is described behind its first step would be in vain."""
+    model, ids = tiny_model("dense"), random_ids(1, 9)
+    spec = JobSpec(ModelPrompt(ids), GREEDY, 20, n=num_choices)
+
+    def begun() -> DecodeBatch:
+        return DecodeBatches(model).begin(0, spec, prefilled(model, ids))
+
+    assert (gpu_thread().call(begun)._take_ahead() is not None) is is_described
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "sampling", SAMPLINGS[1:], ids=["drawn", "penalised", "biased"]
+)
+def test_a_row_that_leaves_at_once_leaves_what_its_prompt_left(
+    sampling: Sampling, kind: str, tiny_model: TinyModel
+) -> None:
+    """The step that was described beside its first one is forgotten."""
+    plan = [Planned(4, GREEDY, 5, joins=3), Planned(9, sampling, 20, leaves=0)]
+    ahead, in_turn = (play(tiny_model(kind), plan, way) for way in (True, False))
+    assert (ahead.said, ahead.layers) == (in_turn.said, in_turn.layers)
+    assert 1 in ahead.layers
+
+
 def test_buffers_that_are_full_grow_in_turn(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +301,7 @@ def test_what_is_describe_ahead_copies_no_kv(tiny_model: TinyModel) -> None:
         before = mx.get_active_memory()
         batches = DecodeBatches(model)
         spec = JobSpec(ModelPrompt(ids), GREEDY, 60)
-        batches.join(1, batch_of_one(model, 1, spec, layers), length)
+        batches.join(1, batches.begin(1, spec, layers), length)
         del layers
         for _ in range(10):
             batches.next()
@@ -361,7 +407,7 @@ def test_a_pass_that_computes_is_found(
 
     gpu = gpu_thread()
     most = gpu.call(lambda: max_rows_described(forward, model.new_cache))
-    assert (most, model.max_rows_ahead) == (expected, math.inf)
+    assert (most, model.ahead_limit.max_rows) == (expected, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +427,7 @@ def test_models_that_see_go_ahead_unless_they_compute(
 
     gpu = gpu_thread()
     model = gpu.call(read)
-    assert gpu.call(lambda: model.max_rows_ahead) == max_rows_ahead
+    assert gpu.call(lambda: model.ahead_limit.max_rows) == max_rows_ahead
     plan = [Planned(20, GREEDY, 30, shift=3), Planned(9, GREEDY, 12, joins=9)]
     ahead, in_turn = (play(model, plan, way) for way in (True, False))
     assert (ahead.said, ahead.layers) == (in_turn.said, in_turn.layers)
@@ -428,8 +474,8 @@ def test_a_row_of_its_own_is_fed_as_one_among_others(tiny_model: TinyModel) -> N
     def said(window: int | None) -> list[int]:
         ids = random_ids(0, 60)
         spec = JobSpec(ModelPrompt(ids), GREEDY, 12)
-        single = batch_of_one(model, 0, spec, prefilled(model, ids))
         batches, tokens = DecodeBatches(model), list[int]()
+        single = batches.begin(0, spec, prefilled(model, ids))
         batches.join(0, single, len(ids), window=window)
         while batches.has_rows:
             tokens += [response.token for response in batches.next()]

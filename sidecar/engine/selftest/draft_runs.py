@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from sidecar.core.prompt import ModelIds, ModelPrompt
-from sidecar.engine.decode_batches import batch_of_one
+from sidecar.engine.decode_batches import DecodeBatches
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.selftest.array_distance import (
@@ -68,7 +68,7 @@ class DraftRuns:
         cache, seen = (yield from self._prompt(ids)), list[mx.array]()
         spec = JobSpec(ModelPrompt(ids), GREEDY, len(self._forced))
         force = forcing(self._forced, seen)
-        batch = batch_of_one(self._model, 0, spec, cache, processors=[force])
+        batch = DecodeBatches(self._model).begin(0, spec, cache, processors=[force])
         wrong = self._forced[length] + 1
         said = batch.speculate([*self._forced[:length], wrong])
         if len(said) != length:

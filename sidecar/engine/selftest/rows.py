@@ -8,7 +8,7 @@ import mlx.core as mx
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
-from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
+from sidecar.engine.decode_batches import DecodeBatches
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import LogitsProcessor, settle
@@ -82,5 +82,5 @@ class Rows:
 
         spec = JobSpec(ModelPrompt(ids), GREEDY, len(forced))
         force = forcing(forced, seen)
-        single = batch_of_one(self._model, row, spec, cache, processors=[force])
+        single = fitting.begin(row, spec, cache, processors=[force])
         fitting.join(row, single, len(ids))

@@ -16,7 +16,7 @@ import mlx.core as mx
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
-from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
+from sidecar.engine.decode_batches import DecodeBatches
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
@@ -73,7 +73,7 @@ def decode_in_every_way(model: LoadedModel) -> Generator[None, None, int]:
         num_top = _NUM_TOP if uid == 0 else None
         prompt = ModelPrompt(ids)
         spec = JobSpec(prompt, sampling, _NUM_TOKENS, top_logprobs=num_top)
-        fitting.join(uid, batch_of_one(model, uid, spec, cache), len(ids))
+        fitting.join(uid, fitting.begin(uid, spec, cache), len(ids))
         num_said += len(fitting.next())
         yield
     while fitting.has_rows:
