@@ -5,7 +5,7 @@ from tools.tiny_seeing import seeing_architectures
 
 _WAYS = [
     "chunks", "restore", "lend", "trim", "branch", "checkpoint", "disk", "batch",
-    "verify",
+    "ahead", "verify",
 ]  # fmt: skip
 
 

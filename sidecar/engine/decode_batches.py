@@ -74,6 +74,7 @@ class DecodeBatches:
         if model.draft is not None:
             self.draft_model = DraftModel(model.draft, model.vocab_size)
         self._speculating: dict[int, RowSpeculation] = {}
+        self.ahead_limit = AheadLimit(0)
         self._was_plain = False  # the last step, so that the next one's time is its own
 
     @property
@@ -98,6 +99,10 @@ class DecodeBatches:
         mx.eval(self.arrays)
         release_freed_memory()
 
+    def may_go_ahead(self, is_allowed: bool) -> None:
+        """Whether steps are described before their turn, from now on."""
+        self.ahead_limit.max_rows = self._model.max_rows_ahead if is_allowed else 0
+
     def begin(
         self,
         uid: int,
@@ -120,7 +125,7 @@ class DecodeBatches:
         """
         model, window = self._model, list[int]()
         # What watches it, as a test does, is not to see a step in vain.
-        ahead_limit = AheadLimit(0) if processors else model.ahead_limit
+        ahead_limit = AheadLimit(0) if processors else self.ahead_limit
         if spec.top_logprobs is not None:  # bf16 would round them to eighths
             processors = [_in_float32, *processors]
         if spec.sampling.has_processors:
@@ -222,7 +227,7 @@ class DecodeBatches:
         batch: SpeculatingBatch
         batch = SpeculatingBatch.empty(self._model.forward, greedy_sampler)
         batch.printed_stops = self._model.printed_stops
-        batch.ahead_limit = self._model.ahead_limit
+        batch.ahead_limit = self.ahead_limit
         return batch
 
     def _prepared(self, batch: SpeculatingBatch) -> SpeculatingBatch:

@@ -217,6 +217,10 @@ class BatchScheduler:
         """Whether rows that join from now on may share a forward pass."""
         self._decode_batches.may_batch = is_allowed
 
+    def may_go_ahead(self, is_allowed: bool) -> None:
+        """Whether decode steps are described before their turn, where they can be."""
+        self._decode_batches.may_go_ahead(is_allowed)
+
     def may_speculate(self, is_allowed: bool) -> None:
         """Whether drafts are tried."""
         self._decode_batches.may_speculate = is_allowed

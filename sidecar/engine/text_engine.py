@@ -325,6 +325,8 @@ class TextEngine:
             self._loop.may_batch(is_allowed)
         elif name == "verify":
             self._loop.may_speculate(is_allowed)
+        elif name == "ahead":
+            self._loop.may_go_ahead(is_allowed)
         else:
             off = self.store.switched_off
             (off.discard if is_allowed else off.add)(name)

@@ -116,13 +116,9 @@ def values(layers: KVLayers) -> list[list[Any]]:
 
 
 @contextmanager
-def ahead_or_not(model: LoadedModel, is_allowed: bool) -> Iterator[list[bool]]:
-    """Whether steps are described ahead; of each step, whether it was."""
+def watched_steps() -> Iterator[list[bool]]:
+    """Of each step, whether it was described ahead."""
     used: list[bool] = []
-    limit = gpu_thread().call(lambda: model.ahead_limit)
-    known = limit.max_rows
-    if not is_allowed:
-        limit.max_rows = 0
     own = DecodeBatch._take_ahead
 
     def take(batch: DecodeBatch) -> Any:
@@ -135,14 +131,19 @@ def ahead_or_not(model: LoadedModel, is_allowed: bool) -> Iterator[list[bool]]:
         yield used
     finally:
         DecodeBatch._take_ahead = own  # type: ignore[method-assign]
-        limit.max_rows = known
+
+
+def new_batches(model: LoadedModel, is_allowed: bool) -> DecodeBatches:
+    batches = DecodeBatches(model)
+    batches.may_go_ahead(is_allowed)
+    return batches
 
 
 def play(model: LoadedModel, plan: list[Planned], is_allowed: bool) -> Played:
     """Decode the rows of a plan on the GPU thread."""
 
     def decode() -> Played:
-        batches, said, layers = DecodeBatches(model), [], {}
+        batches, said, layers = new_batches(model, is_allowed), [], {}
         waiting, running, step = dict(enumerate(plan)), set[int](), 0
         while waiting or running:
             for uid in [u for u, row in waiting.items() if row.joins <= step]:
@@ -172,7 +173,7 @@ def play(model: LoadedModel, plan: list[Planned], is_allowed: bool) -> Played:
             step += 1
         return Played(said, layers, 0)
 
-    with ahead_or_not(model, is_allowed) as used:
+    with watched_steps() as used:
         played = gpu_thread().call(decode)
     played.num_ahead = sum(used)
     return played
@@ -245,7 +246,7 @@ def test_the_first_of_several_choices_is_soon_beside_others(
     spec = JobSpec(ModelPrompt(ids), GREEDY, 20, n=num_choices)
 
     def begun() -> DecodeBatch:
-        return DecodeBatches(model).begin(0, spec, prefilled(model, ids))
+        return new_batches(model, True).begin(0, spec, prefilled(model, ids))
 
     assert (gpu_thread().call(begun)._take_ahead() is not None) is is_described
 
@@ -290,7 +291,7 @@ def test_what_is_describe_ahead_copies_no_kv(tiny_model: TinyModel) -> None:
     """An array that somebody else holds is copied when it is written to."""
     model, length = tiny_model("dense"), 9000
 
-    def most() -> tuple[int, int]:
+    def most(is_allowed: bool) -> tuple[int, int]:
         ids = random_ids(1, length)
         layers = model.new_cache()
         for start in range(0, length - 1, 500):
@@ -299,7 +300,7 @@ def test_what_is_describe_ahead_copies_no_kv(tiny_model: TinyModel) -> None:
             evaluate(layers)
         buffer = max(a.nbytes for a in arrays_of(layers))
         before = mx.get_active_memory()
-        batches = DecodeBatches(model)
+        batches = new_batches(model, is_allowed)
         spec = JobSpec(ModelPrompt(ids), GREEDY, 60)
         batches.join(1, batches.begin(1, spec, layers), length)
         del layers
@@ -312,8 +313,8 @@ def test_what_is_describe_ahead_copies_no_kv(tiny_model: TinyModel) -> None:
         return mx.get_peak_memory() - before, buffer
 
     def measured(is_allowed: bool) -> tuple[int, int]:
-        with ahead_or_not(model, is_allowed) as used:
-            found = gpu_thread().call(most)
+        with watched_steps() as used:
+            found = gpu_thread().call(lambda: most(is_allowed))
         assert (sum(used) >= 15) is is_allowed
         return found
 
@@ -407,7 +408,7 @@ def test_a_pass_that_computes_is_found(
 
     gpu = gpu_thread()
     most = gpu.call(lambda: max_rows_described(forward, model.new_cache))
-    assert (most, model.ahead_limit.max_rows) == (expected, math.inf)
+    assert (most, model.max_rows_ahead) == (expected, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +428,7 @@ def test_models_that_see_go_ahead_unless_they_compute(
 
     gpu = gpu_thread()
     model = gpu.call(read)
-    assert gpu.call(lambda: model.ahead_limit.max_rows) == max_rows_ahead
+    assert gpu.call(lambda: model.max_rows_ahead) == max_rows_ahead
     plan = [Planned(20, GREEDY, 30, shift=3), Planned(9, GREEDY, 12, joins=9)]
     ahead, in_turn = (play(model, plan, way) for way in (True, False))
     assert (ahead.said, ahead.layers) == (in_turn.said, in_turn.layers)
@@ -474,7 +475,7 @@ def test_a_row_of_its_own_is_fed_as_one_among_others(tiny_model: TinyModel) -> N
     def said(window: int | None) -> list[int]:
         ids = random_ids(0, 60)
         spec = JobSpec(ModelPrompt(ids), GREEDY, 12)
-        batches, tokens = DecodeBatches(model), list[int]()
+        batches, tokens = new_batches(model, True), list[int]()
         single = batches.begin(0, spec, prefilled(model, ids))
         batches.join(0, single, len(ids), window=window)
         while batches.has_rows:

@@ -1,13 +1,18 @@
 """What has not passed its self-test is not used; the rest is proved by and by."""
 
+import math
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import run_to_end
 from sidecar.engine.selftest.self_test import Proof, ProofPlan, SelfTest, prove
 from testkit import planted
@@ -17,7 +22,7 @@ from testkit.servers import running_sidecar
 ModelFolder = Callable[[str], Path]
 _WAYS = {
     "chunks", "restore", "lend", "trim", "branch", "checkpoint", "disk", "batch",
-    "verify",
+    "ahead", "verify",
 }  # fmt: skip
 _WAIT_S = 120.0
 
@@ -61,30 +66,61 @@ def test_a_failed_way_of_reuse_is_not_used(
         assert second.choices[0].ids == first.choices[0].ids
 
 
+def test_steps_that_are_wrong_ahead_are_described_in_their_turn(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device on which a second thread describes something else."""
+    forward = LoadedModel.forward
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "on_load"}
+
+    def answer(ahead: str) -> tuple[int, ...]:
+        with running_sidecar(settings) as app, leased_engine(app) as engine:
+            failed = {n for n, outcome in engine.selftest.items() if outcome != "ok"}
+            assert failed == ({"ahead"} if ahead == "failed" else set())
+            return run(engine, random_ids(1, 60), 12).choices[0].ids
+
+    def fault(*arguments: Any, **named: Any) -> mx.array:
+        logits = forward(*arguments, **named)
+        is_ahead = threading.current_thread().name == "describing"
+        return logits[..., ::-1] if is_ahead else logits
+
+    expected = answer("ok")
+    monkeypatch.setattr(LoadedModel, "forward", fault)
+    assert answer("failed") == expected
+
+
+def test_without_a_self_test_steps_go_ahead(model_folder: ModelFolder) -> None:
+    """As all ways of reuse are used then."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        assert engine._loop._decode_batches.ahead_limit.max_rows == math.inf
+
+
 def test_what_the_load_has_no_time_for_is_proved_later(
     model_folder: ModelFolder,
 ) -> None:
     """Until then it is off, and said to be."""
     settings = {"MODEL_PATH": str(model_folder("dense"))}
     with running_sidecar(settings) as app, leased_engine(app) as engine:
+        batches = engine._loop._decode_batches
 
-        def begin() -> tuple[dict[str, str], set[str], bool]:
+        def begin() -> tuple[dict[str, str], set[str], bool, float]:
             run_to_end(prove(engine, SelfTest(engine.model), ProofPlan(0.0)))
             told, off = dict(engine.selftest), set(engine.store.switched_off)
-            return told, off, engine._loop._decode_batches.may_batch
+            return told, off, batches.may_batch, batches.ahead_limit.max_rows
 
-        told, off, may_batch = app.gpu.call(begin)
+        told, off, may_batch, max_rows_ahead = app.gpu.call(begin)
         splitter = {"splitter": "ok"}  # no way of reuse; tried before
         assert told == splitter | dict.fromkeys(_WAYS, "pending")
-        assert off == _WAYS - {"batch", "verify"}
-        assert not may_batch
+        assert off == _WAYS - {"batch", "ahead", "verify"}
+        assert (may_batch, max_rows_ahead) == (False, 0)
         deadline = time.monotonic() + _WAIT_S
         while "pending" in engine.selftest.values():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert engine.selftest == splitter | dict.fromkeys(_WAYS, "ok")
         assert engine.store.switched_off == set()
-        assert engine._loop._decode_batches.may_batch
+        assert (batches.may_batch, batches.ahead_limit.max_rows) == (True, math.inf)
 
 
 @pytest.mark.parametrize("waits_for", ["nobody", "a request"])

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from sidecar.engine.adapters.adapter_bank import AdapterBank
 from sidecar.engine.loading.weights import let_go_measured
-from sidecar.engine.step_ahead import AheadLimit, Forward, max_rows_described
+from sidecar.engine.step_ahead import Forward, max_rows_described
 from sidecar.engine.vision.vision_encoder import VisionEncoder
 from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.kv_layers import KVLayers
@@ -68,10 +68,10 @@ class LoadedModel:
         return self.num_bytes + (self.draft.num_bytes if self.draft else 0)
 
     @cached_property
-    def ahead_limit(self) -> AheadLimit:
-        """How many rows a step may have that only describes; GPU thread only."""
+    def max_rows_ahead(self) -> float:
+        """The most rows of a step that only describes; GPU thread only."""
         if self.quantization is not None:  # its layers take the place of others
-            return AheadLimit(0)
+            return 0
 
         def shifted(ids: mx.array, cache: KVLayers) -> mx.array:
             shifts = mx.zeros((len(ids), 1), mx.int32)
@@ -80,9 +80,7 @@ class LoadedModel:
         passes: list[Forward] = [self.forward]
         if self.vision_encoder is not None:
             passes.append(shifted)
-        return AheadLimit(
-            min(max_rows_described(one, self.new_cache) for one in passes)
-        )
+        return min(max_rows_described(one, self.new_cache) for one in passes)
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""

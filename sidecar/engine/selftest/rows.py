@@ -28,14 +28,21 @@ def forced_tokens(model: LoadedModel, count: int) -> list[int]:
 
 
 def forcing(forced: Sequence[int], seen: list[mx.array]) -> LogitsProcessor:
-    """What makes a row say given tokens, and adds the logits of each to a list."""
+    """
+    What makes a row say given tokens, and keeps the logits of each in a list.
 
-    def force(_tokens: mx.array, logits: mx.array) -> mx.array:
-        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+    A step that is described in vain is described again: the list has the last one's.
+    """
+
+    def force(said: mx.array, logits: mx.array) -> mx.array:
+        place = said.shape[0] - 1  # behind the prompt's last token
+        del seen[place:]
         seen.append(logits)
-        wanted = forced[min(len(seen), len(forced)) - 1]
+        wanted = forced[min(place, len(forced) - 1)]
         chosen = mx.arange(logits.shape[-1]) == wanted
-        return mx.where(chosen, mx.zeros_like(logits), -mx.inf)
+        # Zero, and yet computed from the logits: whoever waits for it has those.
+        zero = mx.where(mx.isnan(logits), 0.0, 0.0).astype(logits.dtype)
+        return mx.where(chosen, zero, -mx.inf)
 
     return force
 
@@ -46,13 +53,19 @@ class Rows:
 
     Args:
         sequences: a prompt each, with the caches of all of it but its last token.
+        goes_ahead: whether steps are described before their turn.
     """
 
     def __init__(
-        self, model: LoadedModel, sequences: Sequence[tuple[ModelIds, KVLayers]]
+        self,
+        model: LoadedModel,
+        sequences: Sequence[tuple[ModelIds, KVLayers]],
+        *,
+        goes_ahead: bool = False,
     ) -> None:
         self._model = model
         self._sequences = sequences
+        self._goes_ahead = goes_ahead
         self.logits: list[list[mx.array]] = [[] for _ in sequences]
         self.caches: list[KVLayers] = [[] for _ in sequences]
 
@@ -64,6 +77,7 @@ class Rows:
             joins_after: the step before which each joins, ascending.
         """
         fitting, num_steps, waiting = DecodeBatches(self._model), 0, list(joins_after)
+        fitting.may_go_ahead(self._goes_ahead)
         num_ended = 0
         while num_ended < len(self._sequences):
             while waiting and waiting[0] <= num_steps:
@@ -83,4 +97,5 @@ class Rows:
         spec = JobSpec(ModelPrompt(ids), GREEDY, len(forced))
         force = forcing(forced, seen)
         single = fitting.begin(row, spec, cache, processors=[force])
+        single.ahead_limit = fitting.ahead_limit
         fitting.join(row, single, len(ids))

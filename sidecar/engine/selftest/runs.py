@@ -66,6 +66,8 @@ class Runs:
             paths.pop()
         else:
             paths.insert(0, ("chunks", self._chunks))
+        if self._model.max_rows_ahead:
+            paths.append(("ahead", self._ahead))
         drafts = DraftRuns(self._model, self._ids, self._filled)
         paths.append(("verify", lambda: drafts.run(self._measured_noise)))
         if self._model.vision_encoder is not None:
@@ -175,6 +177,29 @@ class Runs:
         rounding = rounding_of(alone[0].logits[0][0])
         noise = yield from self._measured_noise()
         return Difference(0.0, max(distances), rounding, noise)
+
+    def _ahead(self) -> Steps[Difference]:
+        """Steps described beside others compute what they compute in their turn."""
+        prompts = [self._ids[:40], self._ids[1:62]]
+        if self._model.max_rows_ahead < len(prompts):
+            del prompts[1:]
+        runs = list[Rows]()
+        for goes_ahead in (False, True):
+            rows = []
+            for ids in prompts:
+                rows.append((yield from self._cold(ModelIds(ids))))
+            run = Rows(self._model, rows, goes_ahead=goes_ahead)
+            yield from run.run(self._forced, joins_after=range(0, 3 * len(rows), 3))
+            runs.append(run)
+        in_turn, ahead = runs
+        pairs = zip(in_turn.logits, ahead.logits, strict=True)
+        distances = [logits_distance(one, other) for one, other in pairs]
+        for one, other in zip(in_turn.caches, ahead.caches, strict=True):
+            distances += [kv_distance(one, other, 0), states_distance(one, other)]
+        computed = max(distances)
+        noise = None if computed == 0.0 else (yield from self._measured_noise())
+        rounding = rounding_of(in_turn.logits[0][0])
+        return Difference(0.0, computed, rounding, noise)
 
     def _measured_noise(self) -> Steps[float]:
         """How far rounding puts computations apart that are all right."""
