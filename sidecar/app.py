@@ -28,7 +28,7 @@ from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.kv_expiry import Expiry
 from sidecar.engine.loading.download_progress import DownloadProgress
 from sidecar.engine.native.memory_controls import MemoryControls
-from sidecar.engine.process_memory import Admission, Counting, ProcessMemory, Releasing
+from sidecar.engine.process_memory import Admission, ProcessMemory, Releasing, Tidying
 from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
 from sidecar.engine.selftest.proved_models import ProvedModels
 from sidecar.infra.audit_store import AuditStore
@@ -110,7 +110,7 @@ class Core:
     shared: Shared
     expiry: Expiry
     releasing: Releasing
-    counting: Counting
+    tidying: Tidying
     services: Services
 
     def close(self, load_wait_s: float = LOAD_END_S) -> bool:
@@ -131,7 +131,7 @@ class Core:
         if self.shared.disk is not None:
             self.shared.disk.close()
         self.shared.kept.forget()
-        for errand in (self.releasing, self.counting):
+        for errand in (self.releasing, self.tidying):
             self.shared.gpu.remove_worker(errand)
         self.shared.gpu.call(self.shared.stored.released.let_go)
         return has_ended
@@ -316,10 +316,10 @@ def build_core(
     if config.model.probe_on_load:
         after_load.append(services.capabilities.begin)
     releasing = Releasing(shared.stored.released)
-    counting = Counting(shared.process)
-    for errand in (releasing, counting):
+    tidying = Tidying(shared.process)
+    for errand in (releasing, tidying):
         shared.gpu.add_worker(errand)
-    return Core(config, pool, shared, expiry, releasing, counting, services)
+    return Core(config, pool, shared, expiry, releasing, tidying, services)
 
 
 def _build_services(

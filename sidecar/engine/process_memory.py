@@ -190,6 +190,18 @@ class ProcessMemory:
         if self.limit_buffers is not None:
             self.free_buffers = max(0, int(_CLEAR_AT * self.limit_buffers) - fixed)
 
+    @property
+    def is_untidy(self) -> bool:
+        """Whether there is something to be done in an idle moment."""
+        return self.is_count_stale or self._stored.released.waits_for_idle
+
+    def tidy(self) -> None:
+        """Give back what waits for an idle moment, and count. GPU thread only."""
+        self.is_count_stale = False  # else a failure would be tried for ever
+        if self._stored.released.waits_for_idle:
+            self._stored.released.let_go()
+        self.count_buffers()
+
     def _stored_arrays(self) -> dict[int, mx.array]:
         return {id(array): array for array in self._stored.arrays()}
 
@@ -293,8 +305,8 @@ class Releasing(Errand):
         return False
 
 
-class Counting(Errand):
-    """Counts the device's buffers anew when nobody else has work."""
+class Tidying(Errand):
+    """Gives freed memory back and counts buffers when nobody else has work."""
 
     is_for_idle = True
 
@@ -302,16 +314,15 @@ class Counting(Errand):
         self._process = process
 
     def has_work(self) -> bool:
-        """Whether what is held may be another since they were counted."""
-        return self._process.is_count_stale
+        """Whether something has begun or ended since."""
+        return self._process.is_untidy
 
     def interrupt(self, *, beside_streams: bool) -> bool:
-        """Count them."""
-        self._process.is_count_stale = False  # else a failure would be tried for ever
+        """Do both."""
         try:
-            self._process.count_buffers()
+            self._process.tidy()
         except Exception:
-            logger.exception("the device's buffers could not be counted")
+            logger.exception("the memory could not be tidied")
         return True
 
 

@@ -413,7 +413,7 @@ class Released:
     Args:
         delay: steps for which they are held; 0: not at all.
         much: bytes; where the allocator keeps more behind a prompt, it gives them back.
-        is_patient: whether it does so when no stream decodes, however long that takes.
+        is_patient: whether that waits for an idle moment, however long it takes.
     """
 
     def __init__(
@@ -427,7 +427,12 @@ class Released:
         self._clear_at = math.inf
 
     def __bool__(self) -> bool:
-        return bool(self._held) or self._clear_at < math.inf
+        return bool(self._held) or (self._clear_at < math.inf and not self._is_patient)
+
+    @property
+    def waits_for_idle(self) -> bool:
+        """Whether something is to be given back in an idle moment."""
+        return self._is_patient and self._clear_at < math.inf
 
     @property
     def arrays(self) -> list[mx.array]:
