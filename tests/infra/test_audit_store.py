@@ -153,6 +153,7 @@ def test_a_locked_file_costs_rows_and_nothing_else(
     assert eventually(lambda: "audit rows are lost" in caplog.text)
     lock.execute("ROLLBACK")
     lock.close()
+    assert eventually(lambda: not audit._waiting.full())
     audit.note(row(1000 * DAY + 9000))
     audit.close()
     assert caplog.text.count("audit rows are lost") == 1
