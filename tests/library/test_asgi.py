@@ -44,8 +44,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 @pytest.mark.parametrize("at", ["/v1", "/models/v1", "/local"])
 def test_chats_whole_and_streamed_wherever_it_is_mounted(model: Model, at: str) -> None:
-    with _mounted(model, at) as url:
-        client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
+    with (
+        _mounted(model, at) as url,
+        openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client,
+    ):
         asked = {"model": "local", "temperature": 0, "max_tokens": 6,
                  "messages": [{"role": "user", "content": "Hello"}]}  # fmt: skip
         whole = client.chat.completions.create(**asked).choices[0].message.content  # type: ignore[call-overload]
@@ -59,9 +61,12 @@ def test_chats_whole_and_streamed_wherever_it_is_mounted(model: Model, at: str) 
 
 
 def test_messages_and_errors_have_their_own_shape(model: Model) -> None:
-    with _mounted(model, "/v1") as url:
-        root = url.removesuffix("/v1")
-        client = anthropic.Anthropic(base_url=root, api_key="any", max_retries=0)
+    with (
+        _mounted(model, "/v1") as url,
+        anthropic.Anthropic(
+            base_url=url.removesuffix("/v1"), api_key="any", max_retries=0
+        ) as client,
+    ):
         said = client.messages.create(
             model="local", max_tokens=4, messages=[{"role": "user", "content": "Hi"}]
         )

@@ -179,29 +179,29 @@ def test_a_schema_that_is_not_strict_gives_the_text_then(checked: Served) -> Non
 
 def test_a_stream_sends_no_text_before_it_is_right(checked: Served) -> None:
     checked.says("<think>\nhm\n</think>\nWell, no.", '{"lit": true}')
-    client = openai.OpenAI(base_url=f"{checked.app.url}/v1", api_key="none")
-    form: Any = {"name": "x", "schema": SIDES, "strict": True}
-    with client.chat.completions.create(
-        model="local",
-        messages=TALK,
-        stream=True,
-        stream_options={"include_usage": True},
-        response_format={"type": "json_schema", "json_schema": form},
-    ) as stream:
-        chunks = list(stream)
-    texts = [c.choices[0].delta.content for c in chunks if c.choices]
-    assert "".join(filter(None, texts)) == '{"lit": true}'
-    (usage,) = [c.usage for c in chunks if c.usage is not None]
-    assert usage.completion_tokens > 10
-    checked.says("no", "no")
-    with pytest.raises(openai.APIError, match="does not keep to response_format"):
-        for _ in client.chat.completions.create(
+    with openai.OpenAI(base_url=f"{checked.app.url}/v1", api_key="none") as client:
+        form: Any = {"name": "x", "schema": SIDES, "strict": True}
+        with client.chat.completions.create(
             model="local",
             messages=TALK,
             stream=True,
+            stream_options={"include_usage": True},
             response_format={"type": "json_schema", "json_schema": form},
-        ):
-            pass
+        ) as stream:
+            chunks = list(stream)
+        texts = [c.choices[0].delta.content for c in chunks if c.choices]
+        assert "".join(filter(None, texts)) == '{"lit": true}'
+        (usage,) = [c.usage for c in chunks if c.usage is not None]
+        assert usage.completion_tokens > 10
+        checked.says("no", "no")
+        with pytest.raises(openai.APIError, match="does not keep to response_format"):
+            for _ in client.chat.completions.create(
+                model="local",
+                messages=TALK,
+                stream=True,
+                response_format={"type": "json_schema", "json_schema": form},
+            ):
+                pass
 
 
 def test_an_answer_that_was_cut_is_sent_as_it_is(checked: Served) -> None:

@@ -22,10 +22,10 @@ def test_each_name_of_a_model_finds_it(app: App) -> None:
 
 
 def test_openais_client_reads_one(app: App) -> None:
-    client = openai.OpenAI(base_url=f"{app.url}/v1", api_key="x")
-    assert client.models.retrieve("local").object == "model"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("nobody")
+    with openai.OpenAI(base_url=f"{app.url}/v1", api_key="x") as client:
+        assert client.models.retrieve("local").object == "model"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("nobody")
 
 
 def test_other_methods_are_refused(app: App) -> None:
