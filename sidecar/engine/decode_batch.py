@@ -21,6 +21,7 @@ from sidecar.engine.constrained_row import ConstrainedRow, masked
 from sidecar.engine.gpu_thread import describing_thread
 from sidecar.engine.sampling import Drawing, RowSampler
 from sidecar.engine.step_ahead import (
+    NEVER_AHEAD,
     AheadLimit,
     DescribedStep,
     Likeliest,
@@ -104,7 +105,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         constrained: dict[int, ConstrainedRow] | None = None,
         adapters: dict[int, int] | None = None,
         printed_stops: Mapping[int, int] = MappingProxyType({}),
-        ahead_limit: AheadLimit | None = None,
+        ahead_limit: AheadLimit = NEVER_AHEAD,
+        begins_alone: bool = False,
         **named: Any,
     ) -> None:
         """
@@ -117,10 +119,11 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             constrained: the rows that keep to a grammar.
             adapters: for each row that is read with an adapter, its row of the bank.
             printed_stops: what stands in later prompts for a stop token.
-            ahead_limit: None: no step is described ahead.
+            ahead_limit: of how many rows steps are described ahead.
+            begins_alone: whether the second step may be described beside the first.
         """
         self.printed_stops = printed_stops
-        self.ahead_limit = ahead_limit or AheadLimit(0)
+        self.ahead_limit = ahead_limit if begins_alone else NEVER_AHEAD
         self._adapters = adapters or {}
         self._constrained = constrained or {}
         self._num_top = num_top or {}
@@ -128,6 +131,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._reads_prompt = True
         self._unfed: list[int] = []  # what was said and is not in the caches yet
         super().__init__(*arguments, **named)
+        self._reads_prompt = False
+        self.ahead_limit = ahead_limit
 
     def _step(self) -> tuple[list[int], list[TopLogprobs | None]]:
         """
@@ -183,7 +188,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     @contextlib.contextmanager
     def _going_ahead(self) -> Iterator[None]:
         """Have the step behind the one in hand described meanwhile, where it can be."""
-        if not self._may_go_ahead():
+        if not self._can_go_ahead():
             yield
             return
         stream = mx.default_stream(mx.default_device())  # of this thread
@@ -193,7 +198,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         finally:
             ahead.result()  # no deadline, as in turn: it is the same work
 
-    def _may_go_ahead(self) -> bool:
+    def _can_go_ahead(self) -> bool:
         if self._constrained or len(self.uids) > self.ahead_limit.max_rows:
             return False
         left = map(int.__sub__, self.max_tokens, self._num_tokens)
@@ -217,8 +222,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         except BaseException:  # Rust code panics with what is no Exception
             if before is not None:
                 before.restore()
-            self.ahead_limit.max_rows = 0
             logger.exception("no more steps are described ahead: one could not be")
+            self.ahead_limit.fail()
 
     def _changed_by_a_step(self) -> list[Any]:
         drawn_from = [s for s in self.samplers if isinstance(s, RowSampler)]
@@ -227,7 +232,10 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     def _take_ahead(self) -> DescribedStep | None:
         """The step that was described ahead, whose turn it is."""
         ahead, self._ahead = self._ahead, None
-        return ahead and ahead.step
+        if ahead is None:
+            return None
+        self.ahead_limit.num_taken += 1
+        return ahead.step
 
     def take_back(self) -> None:
         """Be as if the step behind the one in hand had not been described."""
@@ -300,8 +308,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
     def extend(self, batch: "DecodeBatch") -> None:
         """Add another batch's rows; its caches are taken over."""
-        if batch.ahead_limit.max_rows < self.ahead_limit.max_rows:
-            self.ahead_limit = batch.ahead_limit
+        if batch.ahead_limit is NEVER_AHEAD:
+            self.ahead_limit = NEVER_AHEAD
         if self.uids:
             for each in (self, batch):
                 each.take_back()

@@ -30,7 +30,7 @@ from sidecar.engine.speculation.draft_length import DraftPrices
 from sidecar.engine.speculation.draft_model import DraftModel
 from sidecar.engine.speculation.row_speculation import Proposal, RowSpeculation
 from sidecar.engine.speculation.speculating_batch import SpeculatingBatch
-from sidecar.engine.step_ahead import AheadLimit
+from sidecar.engine.step_ahead import NEVER_AHEAD, AheadLimit
 from sidecar.kv.kv_layers import (
     KVLayers,
     Released,
@@ -74,7 +74,9 @@ class DecodeBatches:
         if model.draft is not None:
             self.draft_model = DraftModel(model.draft, model.vocab_size)
         self._speculating: dict[int, RowSpeculation] = {}
-        self.ahead_limit = AheadLimit(0)
+        self.ahead_limit = AheadLimit()
+        # Whether rows whose processors are a test's, too: they see steps in vain then.
+        self.tests_go_ahead = False
         self._was_plain = False  # the last step, so that the next one's time is its own
 
     @property
@@ -101,7 +103,9 @@ class DecodeBatches:
 
     def may_go_ahead(self, is_allowed: bool) -> None:
         """Whether steps are described before their turn, from now on."""
-        self.ahead_limit.max_rows = self._model.max_rows_ahead if is_allowed else 0
+        self.ahead_limit.allow(self._model.max_rows_ahead if is_allowed else 0)
+        for batch in self._batches if not is_allowed else ():
+            batch.take_back()
 
     def begin(
         self,
@@ -124,8 +128,7 @@ class DecodeBatches:
             shift: how far its positions are from its number of tokens.
         """
         model, window = self._model, list[int]()
-        # What watches it, as a test does, is not to see a step in vain.
-        ahead_limit = AheadLimit(0) if processors else self.ahead_limit
+        is_watched = bool(processors) and not self.tests_go_ahead
         if spec.top_logprobs is not None:  # bf16 would round them to eighths
             processors = [_in_float32, *processors]
         if spec.sampling.has_processors:
@@ -147,9 +150,9 @@ class DecodeBatches:
             constrained=_constrained(uid, spec),
             adapters={uid: spec.prompt.adapter} if spec.prompt.adapter else {},
             printed_stops=model.printed_stops,
-            ahead_limit=None if self.has_rows or spec.n > 1 else ahead_limit,
+            ahead_limit=NEVER_AHEAD if is_watched else self.ahead_limit,
+            begins_alone=not self.has_rows and spec.n == 1,
         )
-        batch.ahead_limit = ahead_limit
         batch._is_plain = True
         return batch
 

@@ -73,7 +73,6 @@ class DraftRuns:
         said = batch.speculate([*self._forced[:length], wrong])
         if len(said) != length:
             raise ValueError(f"{length} tokens were right, and {len(said)} were said")
-        del seen[length + 1 :]  # of what stands behind the wrong one
         yield
         batch.next()
         mx.eval(seen)

@@ -66,6 +66,7 @@ class Rows:
         self._model = model
         self._sequences = sequences
         self._goes_ahead = goes_ahead
+        self.num_ahead = 0  # of its steps
         self.logits: list[list[mx.array]] = [[] for _ in sequences]
         self.caches: list[KVLayers] = [[] for _ in sequences]
 
@@ -78,6 +79,7 @@ class Rows:
         """
         fitting, num_steps, waiting = DecodeBatches(self._model), 0, list(joins_after)
         fitting.may_go_ahead(self._goes_ahead)
+        fitting.tests_go_ahead = self._goes_ahead
         num_ended = 0
         while num_ended < len(self._sequences):
             while waiting and waiting[0] <= num_steps:
@@ -88,6 +90,7 @@ class Rows:
                     self.caches[response.uid] = response.prompt_cache
                     num_ended += 1
             num_steps += 1
+            self.num_ahead = fitting.ahead_limit.num_taken
             yield
 
     def _join(self, fitting: DecodeBatches, row: int, forced: Sequence[int]) -> None:
@@ -97,5 +100,4 @@ class Rows:
         spec = JobSpec(ModelPrompt(ids), GREEDY, len(forced))
         force = forcing(forced, seen)
         single = fitting.begin(row, spec, cache, processors=[force])
-        single.ahead_limit = fitting.ahead_limit
         fitting.join(row, single, len(ids))
