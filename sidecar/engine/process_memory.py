@@ -123,8 +123,9 @@ class ProcessMemory:
         self._stored = stored
         self._running: list[Running] = []
         self._idle: list[Callable[[], int]] = []
-        self._sampled_at = self._counted_at = 0.0
-        self.is_count_stale = True  # what is held may be another since
+        self._sampled_at = 0.0
+        # When something began or ended since; None: nothing has.
+        self._changed_at: float | None = 0.0
         self.active_bytes = self.peak_bytes = self._fixed_bytes = 0
         self.live_buffers, self.free_buffers = 0, math.inf
         self.sample()
@@ -165,7 +166,12 @@ class ProcessMemory:
         return self._stored.num_bytes
 
     def sample(self) -> None:
-        """Note what is in use now."""
+        """Note what is in use now that something has begun or ended."""
+        if self._changed_at is None:
+            self._changed_at = time.monotonic()
+        self._note_use()
+
+    def _note_use(self) -> None:
         self._sampled_at = time.monotonic()
         self.active_bytes = mx.get_active_memory()
         self.peak_bytes = mx.get_peak_memory()
@@ -174,7 +180,6 @@ class ProcessMemory:
         if self._stored.released:
             freeable += sum(array.nbytes for array in self._left().values())
         self._fixed_bytes = self.active_bytes - freeable
-        self.is_count_stale = True
         near = self.limit_buffers is not None and (
             self.live_buffers > _COUNT_ALWAYS_AT * self.limit_buffers
         )
@@ -183,7 +188,7 @@ class ProcessMemory:
 
     def count_buffers(self) -> None:
         """Count the device's buffers: a walk over all that is kept. GPU thread only."""
-        self._counted_at, self.is_count_stale = time.monotonic(), False
+        self._changed_at = None
         stored, used = self._stored_arrays(), self._used_arrays()
         fixed = len(used.keys() - stored) + sum(r.num_weights for r in self._running)
         self.live_buffers = fixed + len(stored) + len(self._left())
@@ -192,12 +197,12 @@ class ProcessMemory:
 
     @property
     def is_untidy(self) -> bool:
-        """Whether there is something to be done in an idle moment."""
-        return self.is_count_stale or self._stored.released.waits_for_idle
+        """Whether `tidy` has something to do."""
+        return self._changed_at is not None or self._stored.released.waits_for_idle
 
     def tidy(self) -> None:
         """Give back what waits for an idle moment, and count. GPU thread only."""
-        self.is_count_stale = False  # else a failure would be tried for ever
+        self._changed_at = None  # else a failure would be tried for ever
         if self._stored.released.waits_for_idle:
             self._stored.released.let_go()
         self.count_buffers()
@@ -249,8 +254,8 @@ class ProcessMemory:
         now = time.monotonic()
         if not needed_bytes and now - self._sampled_at < _SAMPLE_EVERY_S:
             return True
-        self.sample()
-        if now - self._counted_at >= _COUNT_EVERY_S:
+        self._note_use()
+        if self._changed_at is not None and now - self._changed_at >= _COUNT_EVERY_S:
             self.count_buffers()
         self._relieve_buffers()
         used = self.active_bytes + mx.get_cache_memory() + needed_bytes
@@ -314,11 +319,11 @@ class Tidying(Errand):
         self._process = process
 
     def has_work(self) -> bool:
-        """Whether something has begun or ended since."""
+        """Whether something has begun or ended since it was done."""
         return self._process.is_untidy
 
     def interrupt(self, *, beside_streams: bool) -> bool:
-        """Do both."""
+        """Give back, and count."""
         try:
             self._process.tidy()
         except Exception:

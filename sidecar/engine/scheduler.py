@@ -67,7 +67,7 @@ class ChoiceRow:
     stop_string: str | None = None
     last_progress: float = field(default_factory=lambda: time.monotonic())
     longest_gap_s: float = 0.0
-    is_ahead: bool = False
+    is_first_taken: bool = False
     constrained: ConstrainedRow | None = None
 
     def __post_init__(self) -> None:
@@ -83,12 +83,12 @@ class ChoiceRow:
     def take_early(self, token_id: int, logprobs: TopLogprobs | None) -> None:
         """Take the first token before the batch says it."""
         self.take(token_id, logprobs)
-        self.is_ahead = True
+        self.is_first_taken = True
 
     def take(self, token_id: int, logprobs: TopLogprobs | None) -> None:
         """Count a sampled token and tell the job's reader."""
-        if self.is_ahead:
-            self.is_ahead = False
+        if self.is_first_taken:
+            self.is_first_taken = False
             return
         if self.constrained is not None and self.constrained.error:
             why = self.constrained.error
@@ -220,6 +220,11 @@ class BatchScheduler:
     def may_go_ahead(self, is_allowed: bool) -> None:
         """Whether decode steps are described before their turn, where they can be."""
         self._decode_batches.may_go_ahead(is_allowed)
+
+    @property
+    def has_failed_ahead(self) -> bool:
+        """Whether a step could not be described before its turn; any thread."""
+        return self._decode_batches.ahead_limit.has_failed
 
     def may_speculate(self, is_allowed: bool) -> None:
         """Whether drafts are tried."""

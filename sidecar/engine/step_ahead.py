@@ -69,10 +69,6 @@ class StepAhead(NamedTuple):
     before: SavedState
 
 
-def _ignore() -> None:
-    """Nobody wants to know."""
-
-
 @dataclass(eq=False)
 class AheadLimit:
     """
@@ -82,13 +78,11 @@ class AheadLimit:
         max_rows: of a step; 0: no step is.
         has_failed: whether a step could not be described: none is from then on.
         num_taken: steps that were described ahead and used.
-        tell: called when one could not be; on the thread that describes.
     """
 
     max_rows: float = 0
     has_failed: bool = False
     num_taken: int = 0
-    tell: Callable[[], None] = _ignore
 
     def allow(self, max_rows: float) -> None:
         """Have steps of so many rows described ahead, unless one could not be."""
@@ -97,7 +91,6 @@ class AheadLimit:
     def fail(self) -> None:
         """Have no more steps described ahead."""
         self.max_rows, self.has_failed = 0, True
-        self.tell()
 
 
 NEVER_AHEAD = AheadLimit()  # of rows that are to be fed step by step

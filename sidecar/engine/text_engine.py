@@ -361,9 +361,17 @@ class TextEngine:
 
     @property
     def failed_tests(self) -> tuple[str, ...]:
-        """Names of the tests at load that this model failed."""
+        """Names of the tests that this model failed."""
+        found = self.outcomes.items()
+        return tuple(name for name, outcome in found if outcome == "failed")
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        """How its tests went; what failed while it was used counts, too."""
         found = self.selftest.copy()
-        return tuple(name for name, outcome in found.items() if outcome == "failed")
+        if self._loop.has_failed_ahead:
+            found["ahead"] = "failed"
+        return found
 
     def close(self) -> int:
         """Take no turns any more and let the weights go; the bytes. Repeatable."""

@@ -52,7 +52,7 @@ class CacheService:
                 "layers": store.layers,
                 "needs_checkpoints": store.needs_checkpoints,
                 "switched_off": list(store.switched_off),
-                "selftest": resident.engine.selftest,
+                "selftest": resident.engine.outcomes,
                 "can_splice": resident.pipeline.can_splice,
                 "lineage_records": len(memory.lineage),
                 "sessions": [_row(view) for view in memory.turns.sessions()],

@@ -441,6 +441,8 @@ def test_buffers_are_counted_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) 
     assert process.live_buffers == 7
     assert idle() == 8
     rows.append(mx.zeros(4))
+    assert decoding(60.0) == 8, "nothing has begun or ended: nobody waits for a walk"
+    process.sample()
     assert decoding(9.9) == 8
     assert decoding(1.1) == 9
     rows.append(mx.zeros(4))

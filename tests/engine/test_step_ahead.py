@@ -19,7 +19,7 @@ from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from sidecar.core.prompt import ModelPrompt
 from sidecar.engine import decode_batch, decode_batches
-from sidecar.engine.constrained_row import Constraint
+from sidecar.engine.constrained_row import ConstrainedRow, Constraint
 from sidecar.engine.decode_batch import DecodeBatch, for_readers_s
 from sidecar.engine.decode_batches import DecodeBatches
 from sidecar.engine.gpu_thread import gpu_thread
@@ -287,7 +287,7 @@ def test_buffers_that_are_full_grow_in_turn(
     assert ahead.num_ahead >= 320
 
 
-def test_what_is_describe_ahead_copies_no_kv(tiny_model: TinyModel) -> None:
+def test_what_is_described_ahead_copies_no_kv(tiny_model: TinyModel) -> None:
     """An array that somebody else holds is copied when it is written to."""
     model, length = tiny_model("dense"), 9000
 
@@ -457,6 +457,56 @@ def test_layers_that_cannot_be_given_back_are_found(tiny_model: TinyModel) -> No
     assert most == 1
 
 
+def test_what_could_not_be_described_once_stays_off(tiny_model: TinyModel) -> None:
+    """However often it is allowed; a running batch forgets what it has described."""
+    model, ids = tiny_model("dense"), random_ids(1, 9)
+
+    def check() -> None:
+        batches = new_batches(model, True)
+        spec = JobSpec(ModelPrompt(ids), GREEDY, 30)
+        batches.join(0, batches.begin(0, spec, prefilled(model, ids)), len(ids))
+        (batch,) = batches._batches
+        assert batch._ahead is not None
+        batches.may_go_ahead(False)
+        assert batch._ahead is None
+        batches.next()
+        assert batch._ahead is None
+        batches.may_go_ahead(True)
+        batches.next()
+        assert batch._ahead is not None
+        batches.ahead_limit.fail()
+        batches.may_go_ahead(True)
+        assert batches.ahead_limit.max_rows == 0
+
+    gpu_thread().call(check)
+
+
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["ahead", "in turn"])
+def test_what_a_test_forces_sees_no_step_in_vain(
+    is_allowed: bool, tiny_model: TinyModel
+) -> None:
+    """Also where steps may go ahead only after it has joined."""
+    model, ids, seen = tiny_model("dense"), random_ids(1, 9), list[int]()
+
+    def watch(said: mx.array, logits: mx.array) -> mx.array:
+        seen.append(said.shape[0])
+        return logits
+
+    def check() -> None:
+        batches = new_batches(model, is_allowed)
+        spec = JobSpec(ModelPrompt(ids), GREEDY, 30)
+        layers = prefilled(model, ids)
+        single = batches.begin(0, spec, layers, processors=[watch])
+        batches.join(0, single, len(ids))
+        batches.may_go_ahead(True)
+        for _ in range(5):
+            batches.next()
+        assert batches.ahead_limit.num_taken == 0
+        assert seen == [1, 2, 3, 4, 5, 6]
+
+    gpu_thread().call(check)
+
+
 def test_a_row_that_is_held_to_something_is_described_in_turn(
     tiny_model: TinyModel,
 ) -> None:
@@ -467,26 +517,63 @@ def test_a_row_that_is_held_to_something_is_described_in_turn(
     assert play(tiny_model("dense"), plan, True).num_ahead >= 15
 
 
-def test_a_row_of_its_own_is_fed_as_one_among_others(tiny_model: TinyModel) -> None:
-    """Its context is longer than its window; what stands for a token is read."""
-    [first, *_] = play(tiny_model("dense"), [Planned(60, GREEDY, 2)], False).said
-    model = replace(tiny_model("dense"), printed_stops={first[1]: 11})
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["ahead", "in turn"])
+@pytest.mark.parametrize("window", [None, 20], ids=["among others", "of its own"])
+def test_what_stands_for_a_token_is_fed_from_the_first_on(
+    is_allowed: bool, window: int | None, tiny_model: TinyModel
+) -> None:
+    """In a batch that was empty before, and in one of its own; as computed at once."""
+    dense, ids = tiny_model("dense"), random_ids(0, 60)
+    [first, *_] = play(dense, [Planned(60, GREEDY, 2)], False).said
+    model = replace(dense, printed_stops={first[1]: 11})
 
-    def said(window: int | None) -> list[int]:
-        ids = random_ids(0, 60)
+    def said() -> list[int]:
         spec = JobSpec(ModelPrompt(ids), GREEDY, 12)
-        batches, tokens = new_batches(model, True), list[int]()
+        batches, tokens = new_batches(model, is_allowed), list[int]()
         single = batches.begin(0, spec, prefilled(model, ids))
         batches.join(0, single, len(ids), window=window)
         while batches.has_rows:
             tokens += [response.token for response in batches.next()]
         return tokens
 
-    among, alone = (gpu_thread().call(lambda w=w: said(w)) for w in (None, 20))
-    plain = play(tiny_model("dense"), [Planned(60, GREEDY, 12)], False).said
-    assert among == alone
-    assert among[0] == first[1]
-    assert among != [token for _, token, _ in plain]
+    def expected() -> list[int]:
+        tokens, layers = list[int](), prefilled(model, ids)
+        fed = ids[-1]
+        for _ in range(12):
+            logits = model.forward(mx.array([[fed]]), layers)
+            token = int(mx.argmax(logits[0, -1]).item())
+            tokens.append(token)
+            fed = 11 if token == first[1] else token
+        return tokens
+
+    found = gpu_thread().call(said)
+    assert found == gpu_thread().call(expected)
+    assert found[0] == first[1]
+
+
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["ahead", "in turn"])
+def test_a_grammar_is_told_each_token(
+    is_allowed: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one, too, of rows that begin alone and beside others."""
+    taken, take = list[tuple[int, int]](), ConstrainedRow.take
+
+    def watched(row: ConstrainedRow, token: int) -> None:
+        taken.append((id(row), token))
+        take(row, token)
+
+    monkeypatch.setattr(ConstrainedRow, "take", watched)
+    plan = [
+        Planned(9, GREEDY, 8, banned=(7,)),
+        Planned(8, GREEDY, 9, banned=(7,), joins=3),
+    ]
+    found = play(tiny_model("dense"), plan, is_allowed)
+    rows = list(dict.fromkeys(row for row, _ in taken))
+    for uid, row in enumerate(rows):
+        said = [token for of, token, _ in found.said if of == uid]
+        told = [token for of, token in taken if of == row]
+        assert told == said
+    assert len(rows) == 2
 
 
 def test_readers_go_first_where_there_is_time() -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import mlx.core as mx
 import pytest
 
@@ -66,27 +67,59 @@ def test_a_failed_way_of_reuse_is_not_used(
         assert second.choices[0].ids == first.choices[0].ids
 
 
+def _reversed(logits: mx.array) -> mx.array:
+    return logits[..., ::-1]
+
+
+def _refused(_logits: mx.array) -> mx.array:
+    raise RuntimeError("there is no stream in this thread")
+
+
+@pytest.mark.parametrize("fault", [_reversed, _refused])
 def test_steps_that_are_wrong_ahead_are_described_in_their_turn(
-    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+    fault: Callable[[mx.array], mx.array],
+    model_folder: ModelFolder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a device on which a second thread describes something else."""
+    """As on a device on which a second thread describes something else, or nothing."""
     forward = LoadedModel.forward
     settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "on_load"}
 
-    def answer(ahead: str) -> tuple[int, ...]:
+    def answer(*failed: str) -> tuple[int, ...]:
         with running_sidecar(settings) as app, leased_engine(app) as engine:
-            failed = {n for n, outcome in engine.selftest.items() if outcome != "ok"}
-            assert failed == ({"ahead"} if ahead == "failed" else set())
+            assert engine.failed_tests == failed
             return run(engine, random_ids(1, 60), 12).choices[0].ids
 
-    def fault(*arguments: Any, **named: Any) -> mx.array:
+    def faulty(*arguments: Any, **named: Any) -> mx.array:
         logits = forward(*arguments, **named)
         is_ahead = threading.current_thread().name == "describing"
-        return logits[..., ::-1] if is_ahead else logits
+        return fault(logits) if is_ahead else logits
 
-    expected = answer("ok")
-    monkeypatch.setattr(LoadedModel, "forward", fault)
-    assert answer("failed") == expected
+    expected = answer()
+    monkeypatch.setattr(LoadedModel, "forward", faulty)
+    assert answer("ahead") == expected
+
+
+def test_what_fails_while_it_is_used_is_shown(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its test had passed; the answer is right, and no other step is tried."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "on_load"}
+    forward = LoadedModel.forward
+
+    def faulty(*arguments: Any, **named: Any) -> mx.array:
+        if threading.current_thread().name == "describing":
+            raise RuntimeError("there is no stream in this thread")
+        return forward(*arguments, **named)
+
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        assert engine.failed_tests == ()
+        expected = run(engine, random_ids(1, 60), 12).choices[0].ids
+        monkeypatch.setattr(LoadedModel, "forward", faulty)
+        assert run(engine, random_ids(1, 60), 12).choices[0].ids == expected
+        assert engine.failed_tests == ("ahead",)
+        report = httpx.get(f"{app.url}/admin/cache", timeout=30).json()
+        assert report["selftest"]["ahead"] == "failed"
 
 
 def test_without_a_self_test_steps_go_ahead(model_folder: ModelFolder) -> None:
