@@ -7,6 +7,7 @@ process gets the same shim, one BLAS thread, no network, and a HOME of its own.
 
 import contextlib
 import http.client
+import json
 import os
 import shlex
 import shutil
@@ -56,7 +57,7 @@ def sidecar(setup: Setup) -> Iterator[int]:
     proved = replace(setup, settings={**setup.settings, "CACHE_SELFTEST": "on_load"})
     with _process(proved, "sidecar", arguments, setup.tree) as process:
         _wait_ready(process, port, _log(setup, "sidecar"))
-        _wait_proved(port)
+        _wait_proved(process, port)
         yield port
 
 
@@ -217,12 +218,14 @@ def _wait_ready(process: subprocess.Popen[str], port: int, log: Path) -> None:
     raise TimeoutError(f"not ready within {_START_S:g} seconds")
 
 
-def _wait_proved(port: int) -> None:
+def _wait_proved(process: subprocess.Popen[str], port: int) -> None:
     """A load waits for its self-test for a while: the rest would disturb streams."""
     deadline = time.monotonic() + _PROOF_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         status, body = _get(port, "/admin/cache")
-        if status != http.HTTPStatus.OK or b'"pending"' not in body:
+        if status != http.HTTPStatus.OK:
+            raise ChildProcessError(f"/admin/cache answered {status}")
+        if "pending" not in json.loads(body)["selftest"].values():
             return
         time.sleep(0.5)
     raise TimeoutError(f"not all is proved within {_PROOF_S:g} seconds")

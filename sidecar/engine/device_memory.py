@@ -20,8 +20,12 @@ _DELAY_STEPS = 8  # on Metal; what omlx found to do (its pull 648)
 
 def device_memory() -> int:
     """Bytes of memory of the device that MLX computes on; unified memory is RAM."""
-    own = mx.device_info().get("total_memory")  # CUDA only
-    return int(own) if own else physical_memory()
+    return _own_memory() or physical_memory()
+
+
+def _own_memory() -> int:
+    """Bytes that are not RAM: a CUDA card's; 0 where there are none."""
+    return int(mx.device_info().get("total_memory", 0))
 
 
 def process_limit(config: EngineConfig) -> int:
@@ -56,7 +60,7 @@ def much_kept() -> int:
 
 def has_memory_of_its_own() -> bool:
     """Whether nobody but the server wants the device's memory: it is not RAM."""
-    return "total_memory" in mx.device_info()
+    return _own_memory() > 0
 
 
 class WiredMemory:

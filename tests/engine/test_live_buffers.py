@@ -199,7 +199,7 @@ def test_a_long_prompt_leaves_the_allocators_cache_alone(
 def test_streams_do_not_wait_for_memory_that_nobody_wants(
     is_patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A card's own is given back when they have ended; RAM some steps on."""
+    """A card's own is given back when nobody has work; RAM some steps on."""
     cleared = list[int]()
     monkeypatch.setattr(mx, "get_cache_memory", lambda: MUCH_KEPT + 1)
     monkeypatch.setattr(kv_layers, "release_freed_memory", lambda: cleared.append(1))

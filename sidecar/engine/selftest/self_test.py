@@ -1,9 +1,10 @@
 """
 Warm equals cold, proved on the user's machine at load (docs/reuse.md s8).
 
-Each way in which the store hands out KV, and the batch, is run against a computation
-of the same ids that uses neither (engine/selftest/runs). What has not passed is not
-used; what does not fit into the time of a load is proved between the first requests.
+Each way in which the store hands out KV, the batch, and steps that are described ahead
+are run against a computation of the same ids without them (engine/selftest/runs). What
+has not passed is not used; what does not fit into the time of a load is proved between
+the first requests.
 """
 
 import logging
@@ -223,10 +224,11 @@ def prove(
     proof = Proof(test, take, lambda: engine.is_idle, plan.last, begins_at)
     yield from proof.run_for(plan.load_s)
     if test.pending:
+        unused = [name for name in test.pending if name != sample]
         logger.info(
-            "selftest goes on between requests: %s%s",
+            "selftest goes on between requests: %s; not used until then: %s",
             ", ".join(test.pending),
-            "" if sample else "; these ways of reuse are not used until then",
+            ", ".join(unused) or "none",
         )
     engine.work_between(proof, begins_in_s=quiet_s)
 
