@@ -130,7 +130,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._shifts = shifts or {}
         self._reads_prompt = True
         self._unfed: list[int] = []  # what was said and is not in the caches yet
-        super().__init__(*arguments, **named)
+        super().__init__(*arguments, **named)  # makes the first step, if there are rows
         self._reads_prompt = False
         self.ahead_limit = ahead_limit
 

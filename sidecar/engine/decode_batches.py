@@ -104,8 +104,9 @@ class DecodeBatches:
     def may_go_ahead(self, is_allowed: bool) -> None:
         """Whether steps are described before their turn, from now on."""
         self.ahead_limit.allow(self._model.max_rows_ahead if is_allowed else 0)
-        for batch in self._batches if not is_allowed else ():
-            batch.take_back()
+        if not is_allowed:
+            for batch in self._batches:
+                batch.take_back()
 
     def begin(
         self,

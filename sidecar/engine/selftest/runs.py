@@ -192,7 +192,7 @@ class Runs:
             yield from run.run(self._forced, joins_after=range(0, 3 * len(rows), 3))
             runs.append(run)
         in_turn, ahead = runs
-        if ahead.num_ahead <= in_turn.num_ahead:
+        if not ahead.num_ahead:
             raise ValueError("no step could be described ahead")
         pairs = zip(in_turn.logits, ahead.logits, strict=True)
         distances = [logits_distance(one, other) for one, other in pairs]
