@@ -204,7 +204,7 @@ class ProcessMemory:
         """Give back what waits for an idle moment, and count. GPU thread only."""
         self._changed_at = None  # else a failure would be tried for ever
         if self._stored.released.waits_for_idle:
-            self._stored.released.let_go()
+            self._stored.released.give_back()
         self.count_buffers()
 
     def _stored_arrays(self) -> dict[int, mx.array]:

@@ -461,6 +461,10 @@ class Released:
         if self._held:
             mx.synchronize()
             self._held.clear()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give back what the allocator keeps, if that is due and much."""
         if self._clear_at < math.inf:
             self._clear()
 

@@ -468,6 +468,47 @@ def test_a_count_that_fails_is_not_tried_for_ever(
 
 
 @on_gpu
+def test_memory_that_cannot_be_given_back_is_not_tried_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind the next prompt it is."""
+    stored = Held()
+    stored.released = Released(4, is_patient=True)
+    stored.released.hold([mx.array([1.0])])
+    tidying = Tidying(ProcessMemory(1 << 30, stored))
+
+    def fails() -> None:
+        raise RuntimeError("timed out")
+
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: MUCH_KEPT + 1)
+    monkeypatch.setattr(mx, "synchronize", fails)
+    stored.released.clear_later()
+    assert tidying.interrupt(beside_streams=False)
+    assert not tidying.has_work()
+    stored.released.clear_later()
+    assert tidying.has_work()
+
+
+def test_a_server_tidies_when_it_has_nothing_to_do(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while a stream decodes; what a card keeps waits for it as well."""
+    monkeypatch.setattr("sidecar.app.has_memory_of_its_own", lambda: True)
+    with serving(model_folder("dense")) as (app, engine):
+        process, released = app.shared.process, app.shared.stored.released
+        assert eventually(lambda: not process.is_untidy)
+        job = submit(engine, random_ids(1, 100), 5000)
+        wait_for(job, Token)
+        assert released.waits_for_idle
+        for _ in range(50):
+            wait_for(job, Token)
+        assert released.waits_for_idle
+        assert process.is_untidy
+        engine.release(job)
+        assert eventually(lambda: not process.is_untidy)
+
+
+@on_gpu
 def test_near_the_bound_they_are_always_counted() -> None:
     """Whatever begins or ends."""
     stored = Held()

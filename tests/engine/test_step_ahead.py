@@ -29,6 +29,7 @@ from sidecar.engine.loading.loader import finish, read_model, run_to_end
 from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.selftest.rows import GREEDY
+from sidecar.engine.selftest.self_test import SelfTest
 from sidecar.engine.step_ahead import SavedState, max_rows_described
 from sidecar.engine.vision.vision_encoder import FeatureMemo
 from sidecar.kv import kv_layers
@@ -455,6 +456,25 @@ def test_layers_that_cannot_be_given_back_are_found(tiny_model: TinyModel) -> No
         lambda: max_rows_described(model.forward, lambda: [Single() for _ in layers])
     )
     assert most == 1
+
+
+def test_the_self_test_goes_ahead_alone_and_beside_others(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a row's second step on."""
+    described, own = list[list[int]](), DecodeBatch._describe_ahead
+    monkeypatch.setattr(
+        DecodeBatch,
+        "_describe_ahead",
+        lambda batch, stream: (described.append([*batch.uids]), own(batch, stream))[1],
+    )
+    test = SelfTest(tiny_model("dense"))
+    for name in {*test.pending} - {"ahead"}:
+        test.skip(name)
+    result = gpu_thread().call(lambda: run_to_end(test.advance()))
+    assert (result.name, result.outcome) == ("ahead", "ok")
+    assert described[:3] == [[0], [0], [0]]
+    assert [0, 1] in described
 
 
 def test_what_could_not_be_described_once_stays_off(tiny_model: TinyModel) -> None:
