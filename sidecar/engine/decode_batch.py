@@ -11,6 +11,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, cast
 
@@ -95,6 +96,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     released = Released()
     before_wait: Callable[[], None] = staticmethod(nothing)
     _ahead: StepAhead | None = None
+    _describing: Future[None] | None = None  # while the first token is told
     _waited_s = _describing_s = 0.0  # for MLX in the last step, and by its description
 
     def __init__(
@@ -128,10 +130,10 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._constrained = constrained or {}
         self._num_top = num_top or {}
         self._shifts = shifts or {}
-        self._reads_prompt = True
+        self._reads_prompt = self._is_first = True
         self._unfed: list[int] = []  # what was said and is not in the caches yet
         super().__init__(*arguments, **named)  # makes the first step, if there are rows
-        self._reads_prompt = False
+        self._reads_prompt = self._is_first = False
         self.ahead_limit = ahead_limit
 
     def _step(self) -> tuple[list[int], list[TopLogprobs | None]]:
@@ -192,11 +194,20 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             yield
             return
         stream = mx.default_stream(mx.default_device())  # of this thread
-        ahead = describing_thread().begin(lambda: self._describe_ahead(stream))
+        self._describing = describing_thread().begin(
+            lambda: self._describe_ahead(stream)
+        )
         try:
             yield
         finally:
-            ahead.result()  # no deadline, as in turn: it is the same work
+            if not self._is_first:  # nobody's first token is to wait for it
+                self.end_description()
+
+    def end_description(self) -> None:
+        """Wait until the step behind the one in hand is described, if one is."""
+        if self._describing is not None:
+            self._describing.result()  # no deadline, as in turn: it is the same work
+            self._describing = None
 
     def _can_go_ahead(self) -> bool:
         if self._constrained or len(self.uids) > self.ahead_limit.max_rows:
@@ -231,6 +242,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
     def _take_ahead(self) -> DescribedStep | None:
         """The step that was described ahead, whose turn it is."""
+        self.end_description()
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None
@@ -239,6 +251,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
     def take_back(self) -> None:
         """Be as if the step behind the one in hand had not been described."""
+        self.end_description()
         if self._ahead is not None:
             self._ahead.before.restore()
             self._ahead = None
@@ -315,6 +328,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
                 each.take_back()
                 each._to_batch()
         else:
+            batch.end_description()
             self._is_plain, self._ahead = batch._is_plain, batch._ahead
         self._num_top |= batch._num_top
         self._shifts |= batch._shifts

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SAMPLE_EVERY_S = 1.0
+_RETRY_EVERY_S = 1.0
 _MAX_COUNTING_S = 1.0  # how long a refusal waits for the memory to be counted anew
-# Buffers: a walk over all that is stored, 7 ms where that is much. Nobody waits for it
-# in an idle moment; while streams decode it is seldom made.
-_COUNT_EVERY_S = 10.0
+# Buffers: a walk over all that is stored, 7 ms where that is much. Hardly anybody waits
+# for it in an idle moment; while streams decode it is seldom made.
+_COUNT_IDLE_EVERY_S, _COUNT_BUSY_EVERY_S = 1.0, 10.0
 _COUNT_ALWAYS_AT = 0.75  # of the limit
 _CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
 
@@ -123,7 +124,7 @@ class ProcessMemory:
         self._stored = stored
         self._running: list[Running] = []
         self._idle: list[Callable[[], int]] = []
-        self._sampled_at = 0.0
+        self._sampled_at = self._counted_at = 0.0
         # When something began or ended since; None: nothing has.
         self._changed_at: float | None = 0.0
         self.active_bytes = self.peak_bytes = self._fixed_bytes = 0
@@ -188,7 +189,7 @@ class ProcessMemory:
 
     def count_buffers(self) -> None:
         """Count the device's buffers: a walk over all that is kept. GPU thread only."""
-        self._changed_at = None
+        self._counted_at, self._changed_at = time.monotonic(), None
         stored, used = self._stored_arrays(), self._used_arrays()
         fixed = len(used.keys() - stored) + sum(r.num_weights for r in self._running)
         self.live_buffers = fixed + len(stored) + len(self._left())
@@ -197,8 +198,19 @@ class ProcessMemory:
 
     @property
     def is_untidy(self) -> bool:
-        """Whether `tidy` has something to do."""
-        return self._changed_at is not None or self._stored.released.waits_for_idle
+        """Whether `tidy` has something to do now."""
+        if self._stored.released.waits_for_idle:
+            return True
+        age_s = time.monotonic() - self._counted_at
+        return self._changed_at is not None and age_s >= _COUNT_IDLE_EVERY_S
+
+    def count_in_time(self) -> None:
+        """Count buffers if something has changed long ago. GPU thread only."""
+        changed_at = self._changed_at
+        if changed_at is None:
+            return
+        if time.monotonic() - changed_at >= _COUNT_BUSY_EVERY_S:
+            self.count_buffers()
 
     def tidy(self) -> None:
         """Give back what waits for an idle moment, and count. GPU thread only."""
@@ -255,8 +267,6 @@ class ProcessMemory:
         if not needed_bytes and now - self._sampled_at < _SAMPLE_EVERY_S:
             return True
         self._note_use()
-        if self._changed_at is not None and now - self._changed_at >= _COUNT_EVERY_S:
-            self.count_buffers()
         self._relieve_buffers()
         used = self.active_bytes + mx.get_cache_memory() + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
@@ -293,10 +303,12 @@ class Releasing(Errand):
 
     def __init__(self, released: Released) -> None:
         self._released = released
+        self._failed_at = -math.inf
 
     def has_work(self) -> bool:
-        """Whether something is held."""
-        return bool(self._released)
+        """Whether something is held, and has not just failed to be let go."""
+        has_failed = time.monotonic() - self._failed_at < _RETRY_EVERY_S
+        return bool(self._released) and not has_failed
 
     def interrupt(self, *, beside_streams: bool) -> bool:
         """Count a step of the streams; it stands in nobody's way."""
@@ -307,6 +319,7 @@ class Releasing(Errand):
                 self._released.let_go()
         except Exception:
             logger.exception("what has ended could not be let go")
+            self._failed_at = time.monotonic()
         return False
 
 

@@ -250,6 +250,7 @@ class BatchScheduler:
                 self._decode()
                 seconds = time.perf_counter() - started
                 counted_s = self.pacer.decoded(seconds, is_free=is_free)
+                self.guard.process.count_in_time()
         except BaseException as error:
             logger.exception("decode step failed model=%s", self._model.name)
             self._fail(
@@ -436,15 +437,18 @@ class BatchScheduler:
             shift=row.sequence.shift,
         )
         row.constrained = single.constrained(uid)
-        row.take_early(*single.first_token())
+        try:
+            row.take_early(*single.first_token())
+            row.job.hand_over()
+            time.sleep(_HAND_OVER_S)
+        finally:
+            single.end_description()
         speculation = self._speculation(row, single)
         length = len(spec.model_ids)
         batches.join(uid, single, length, speculation, spec.window)
         self._rows[uid] = row
         if row.choice == 0:
             row.sequence.enter_batch(lambda: batches.extract(uid))
-        row.job.hand_over()
-        time.sleep(_HAND_OVER_S)
 
     def _speculation(
         self, row: ChoiceRow, single: SpeculatingBatch

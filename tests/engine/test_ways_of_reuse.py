@@ -13,11 +13,12 @@ import mlx.core as mx
 import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.job import Token
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import run_to_end
 from sidecar.engine.selftest.self_test import Proof, ProofPlan, SelfTest, prove
 from testkit import planted
-from testkit.jobs import finish, leased_engine, random_ids, run, submit
+from testkit.jobs import finish, leased_engine, random_ids, run, submit, wait_for
 from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
@@ -120,6 +121,29 @@ def test_what_fails_while_it_is_used_is_shown(
         assert engine.failed_tests == ("ahead",)
         report = httpx.get(f"{app.url}/admin/cache", timeout=30).json()
         assert report["selftest"]["ahead"] == "failed"
+
+
+def test_no_first_token_waits_for_the_step_behind_it(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes to be described."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
+    forward, go, waited = LoadedModel.forward, threading.Event(), list[bool]()
+
+    def slow(*arguments: Any, **named: Any) -> mx.array:
+        if threading.current_thread().name == "describing":
+            waited.append(go.wait(_WAIT_S))
+        return forward(*arguments, **named)
+
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        expected = run(engine, random_ids(1, 60), 12).choices[0].ids
+        monkeypatch.setattr(LoadedModel, "forward", slow)
+        job = submit(engine, random_ids(1, 60), 12)
+        wait_for(job, Token)
+        assert not waited
+        go.set()
+        assert finish(engine, job).choices[0].ids == expected
+        assert waited[0]
 
 
 def test_without_a_self_test_steps_go_ahead(model_folder: ModelFolder) -> None:
