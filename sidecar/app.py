@@ -315,7 +315,8 @@ def build_core(
     settings.add(Part(("PROMPT_CACHE_TTL_SECONDS",), lambda _: expiry.look_again()))
     if config.model.probe_on_load:
         after_load.append(services.capabilities.begin)
-    releasing = Releasing(shared.stored.released)
+    releasing = Releasing(shared.stored.released, shared.gpu.wake_in)
+    shared.process.wake_in = shared.gpu.wake_in
     tidying = Tidying(shared.process)
     for errand in (releasing, tidying):
         shared.gpu.add_worker(errand)

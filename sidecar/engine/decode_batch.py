@@ -199,15 +199,17 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         )
         try:
             yield
-        finally:
-            if not self._is_first:  # nobody's first token is to wait for it
-                self.end_description()
+        except BaseException:
+            self.end_description()
+            raise
+        if not self._is_first:  # nobody's first token is to wait for it
+            self.end_description()
 
     def end_description(self) -> None:
         """Wait until the step behind the one in hand is described, if one is."""
-        if self._describing is not None:
-            self._describing.result()  # no deadline, as in turn: it is the same work
-            self._describing = None
+        describing, self._describing = self._describing, None
+        if describing is not None:
+            describing.result()  # no deadline, as in turn: it is the same work
 
     def _can_go_ahead(self) -> bool:
         if self._constrained or len(self.uids) > self.ahead_limit.max_rows:

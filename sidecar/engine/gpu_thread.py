@@ -169,6 +169,12 @@ class GpuThread(MlxThread):
             self.call(steps.close)
             del errand
 
+    def wake_in(self, seconds: float) -> None:
+        """Ask the workers again then, whatever they said now; any thread."""
+        timer = threading.Timer(seconds, self.post, [lambda: None])
+        timer.daemon = True
+        timer.start()
+
     def add_worker(self, worker: Worker) -> None:
         """Give a worker its turns from now on."""
         self.call(lambda: self._turns.add(worker))

@@ -65,6 +65,10 @@ class Demand:
 NOTHING = Demand(0, 0)
 
 
+def _ignore(_seconds: float) -> None:
+    """Nobody is asked again."""
+
+
 class AdmittedJob(Protocol):
     """What is admitted; `due` is what of its memory is not in use yet."""
 
@@ -120,6 +124,7 @@ class ProcessMemory:
         self, limit_bytes: int, stored: Evictable, limit_buffers: int | None = None
     ) -> None:
         self.limit_bytes = limit_bytes
+        self.wake_in: Callable[[float], None] = _ignore  # has `is_untidy` asked again
         self.limit_buffers = limit_buffers
         self._stored = stored
         self._running: list[Running] = []
@@ -170,6 +175,8 @@ class ProcessMemory:
         """Note what is in use now that something has begun or ended."""
         if self._changed_at is None:
             self._changed_at = time.monotonic()
+            if not self.is_untidy:
+                self.wake_in(_COUNT_IDLE_EVERY_S)
         self._note_use()
 
     def _note_use(self) -> None:
@@ -207,10 +214,12 @@ class ProcessMemory:
     def count_in_time(self) -> None:
         """Count buffers if something has changed long ago. GPU thread only."""
         changed_at = self._changed_at
-        if changed_at is None:
+        if changed_at is None or time.monotonic() - changed_at < _COUNT_BUSY_EVERY_S:
             return
-        if time.monotonic() - changed_at >= _COUNT_BUSY_EVERY_S:
+        try:
             self.count_buffers()
+        except Exception:  # no stream ends for it
+            logger.exception("the device's buffers could not be counted")
 
     def tidy(self) -> None:
         """Give back what waits for an idle moment, and count. GPU thread only."""
@@ -301,8 +310,11 @@ class ProcessMemory:
 class Releasing(Errand):
     """Lets go what ended, some steps later, or at once where nothing else is done."""
 
-    def __init__(self, released: Released) -> None:
+    def __init__(
+        self, released: Released, wake_in: Callable[[float], None] = _ignore
+    ) -> None:
         self._released = released
+        self._wake_in = wake_in
         self._failed_at = -math.inf
 
     def has_work(self) -> bool:
@@ -320,6 +332,7 @@ class Releasing(Errand):
         except Exception:
             logger.exception("what has ended could not be let go")
             self._failed_at = time.monotonic()
+            self._wake_in(_RETRY_EVERY_S)
         return False
 
 

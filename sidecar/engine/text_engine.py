@@ -1,7 +1,6 @@
 """A loaded text model: refuses jobs too long or too large, has the others computed."""
 
 import logging
-import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -346,9 +345,7 @@ class TextEngine:
         self._workers.append(worker)
         self._gpu.add_worker(worker)
         if begins_in_s:
-            timer = threading.Timer(begins_in_s, self._gpu.post, [lambda: None])
-            timer.daemon = True
-            timer.start()
+            self._gpu.wake_in(begins_in_s)
 
     def check_splitter(self) -> None:
         """Try how this model's answers are cut; a warning says what goes wrong."""

@@ -9,6 +9,7 @@ The soak, for a GPU as well (a tiny model of its own; nothing is fetched):
 import gc
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -525,6 +526,40 @@ def test_a_server_tidies_when_it_has_nothing_to_do(
         assert released.waits_for_idle
         engine.release(job)
         assert eventually(lambda: not process.is_untidy)
+
+
+def test_an_idle_server_counts_what_changed_last(model_folder: ModelFolder) -> None:
+    """Also what ended less than a second after the count before; nobody asks it to."""
+    with serving(model_folder("dense")) as (app, engine):
+        process = app.shared.process
+        for seed in range(3):
+            assert run(engine, random_ids(seed, 100), 2).failure is None
+        assert eventually(lambda: process._changed_at is None)
+        counted = process.live_buffers
+        app.gpu.call(process.count_buffers)
+        assert counted == process.live_buffers
+
+
+def test_buffers_are_counted_beside_streams(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A count that fails ends no stream."""
+    monkeypatch.setattr(process_memory, "_COUNT_BUSY_EVERY_S", 0.0)
+    with serving(model_folder("dense")) as (app, engine):
+        process, counted = app.shared.process, threading.Event()
+
+        def fails() -> None:
+            counted.set()
+            raise RuntimeError("no walk")
+
+        job = submit(engine, random_ids(1, 100), 5000)
+        wait_for(job, Token)
+        monkeypatch.setattr(process, "count_buffers", fails)
+        app.gpu.call(process.sample)
+        assert counted.wait(60)
+        for _ in range(5):
+            wait_for(job, Token)
+        engine.release(job)
 
 
 @on_gpu

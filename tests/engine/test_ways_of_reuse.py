@@ -12,11 +12,15 @@ import httpx
 import mlx.core as mx
 import pytest
 
+from sidecar.engine.decode_batch import DecodeBatch
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import Token
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import run_to_end
+from sidecar.engine.scheduler import ChoiceRow
 from sidecar.engine.selftest.self_test import Proof, ProofPlan, SelfTest, prove
+from sidecar.engine.sequence import Sequence
+from sidecar.kv.prefix_store import PrefixStore
 from testkit import planted
 from testkit.jobs import finish, leased_engine, random_ids, run, submit, wait_for
 from testkit.servers import running_sidecar
@@ -144,6 +148,48 @@ def test_no_first_token_waits_for_the_step_behind_it(
         go.set()
         assert finish(engine, job).choices[0].ids == expected
         assert waited[0]
+
+
+@pytest.mark.parametrize("fails_at", ["first step", "first token", "telling it"])
+def test_no_failed_row_is_let_go_while_its_next_step_is_described(
+    fails_at: str, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads would change its layers; whoever asks next is answered right."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
+    forward, abandon, async_eval = LoadedModel.forward, Sequence.abandon, mx.async_eval
+    begun, go, beside = threading.Event(), threading.Event(), list[bool]()
+
+    def slow(*arguments: Any, **named: Any) -> mx.array:
+        if threading.current_thread().name == "describing":
+            begun.set()
+            assert go.wait(_WAIT_S)
+        return forward(*arguments, **named)
+
+    def fails(*_arguments: Any) -> None:
+        assert begun.wait(_WAIT_S)
+        threading.Timer(0.2, go.set).start()
+        raise RuntimeError("planted")
+
+    def watched(sequence: Sequence, store: PrefixStore) -> None:
+        beside.append(not go.is_set())
+        abandon(sequence, store)
+
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        expected = run(engine, random_ids(1, 60), 12).choices[0].ids
+        with monkeypatch.context() as planted_fault:
+            planted_fault.setattr(LoadedModel, "forward", slow)
+            planted_fault.setattr(Sequence, "abandon", watched)
+            if fails_at == "first step":
+                planted_fault.setattr(mx, "async_eval", fails)
+            elif fails_at == "first token":
+                planted_fault.setattr(DecodeBatch, "first_token", fails)
+            else:
+                planted_fault.setattr(ChoiceRow, "take_early", fails)
+            assert run(engine, random_ids(1, 60), 12).failure is not None
+        assert mx.async_eval is async_eval
+        assert beside == [False]
+        assert engine.failed_tests == ()
+        assert run(engine, random_ids(1, 60), 12).choices[0].ids == expected
 
 
 def test_without_a_self_test_steps_go_ahead(model_folder: ModelFolder) -> None:
