@@ -77,6 +77,9 @@ class DecodeBatches:
         self.ahead_limit = AheadLimit()
         # Whether rows whose processors are a test's, too: they see steps in vain then.
         self.tests_go_ahead = False
+        # Whether a row's second step is described beside its first. A CPU would compute
+        # its first token that much later.
+        self.begins_ahead = mx.default_device() != mx.cpu
         self._was_plain = False  # the last step, so that the next one's time is its own
 
     @property
@@ -121,7 +124,8 @@ class DecodeBatches:
         """
         A batch of one sequence that is to join, its first step begun.
 
-        Where no other row decodes, the step behind it may be described meanwhile.
+        Where no other row decodes, and a device computes, the step behind it is
+        described meanwhile.
 
         Args:
             cache: holds all of the prompt but its last token; taken over.
@@ -152,7 +156,7 @@ class DecodeBatches:
             adapters={uid: spec.prompt.adapter} if spec.prompt.adapter else {},
             printed_stops=model.printed_stops,
             ahead_limit=NEVER_AHEAD if is_watched else self.ahead_limit,
-            begins_alone=not self.has_rows and spec.n == 1,
+            begins_alone=self.begins_ahead and not self.has_rows and spec.n == 1,
         )
         batch._is_plain = True
         return batch

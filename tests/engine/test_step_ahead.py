@@ -137,6 +137,7 @@ def watched_steps() -> Iterator[list[bool]]:
 def new_batches(model: LoadedModel, is_allowed: bool) -> DecodeBatches:
     batches = DecodeBatches(model)
     batches.may_go_ahead(is_allowed)
+    batches.begins_ahead = True  # as where a device computes
     return batches
 
 
@@ -238,16 +239,22 @@ def test_a_row_alone_has_all_steps_but_its_first_described_ahead(
     assert [1] not in described
 
 
-@pytest.mark.parametrize(("num_choices", "is_described"), [(1, True), (2, False)])
-def test_the_first_of_several_choices_is_soon_beside_others(
-    num_choices: int, is_described: bool, tiny_model: TinyModel
+@pytest.mark.parametrize(
+    ("num_choices", "has_device", "is_described"),
+    [(1, True, True), (2, True, False), (1, False, False)],
+)
+def test_a_second_step_is_described_beside_the_first_where_that_helps(
+    num_choices: int, has_device: bool, is_described: bool, tiny_model: TinyModel
 ) -> None:
-    """What is described behind its first step would be in vain."""
+    """Beside further choices it would be in vain; a CPU has the first to compute."""
     model, ids = tiny_model("dense"), random_ids(1, 9)
     spec = JobSpec(ModelPrompt(ids), GREEDY, 20, n=num_choices)
 
     def begun() -> DecodeBatch:
-        return new_batches(model, True).begin(0, spec, prefilled(model, ids))
+        batches = new_batches(model, True)
+        if not has_device:
+            batches.begins_ahead = DecodeBatches(model).begins_ahead
+        return batches.begin(0, spec, prefilled(model, ids))
 
     assert (gpu_thread().call(begun)._take_ahead() is not None) is is_described
 

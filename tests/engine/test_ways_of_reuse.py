@@ -140,6 +140,7 @@ def test_no_first_token_waits_for_the_step_behind_it(
         return forward(*arguments, **named)
 
     with running_sidecar(settings) as app, leased_engine(app) as engine:
+        engine._loop._decode_batches.begins_ahead = True
         expected = run(engine, random_ids(1, 60), 12).choices[0].ids
         monkeypatch.setattr(LoadedModel, "forward", slow)
         job = submit(engine, random_ids(1, 60), 12)
@@ -175,6 +176,7 @@ def test_no_failed_row_is_let_go_while_its_next_step_is_described(
         abandon(sequence, store)
 
     with running_sidecar(settings) as app, leased_engine(app) as engine:
+        engine._loop._decode_batches.begins_ahead = True
         expected = run(engine, random_ids(1, 60), 12).choices[0].ids
         with monkeypatch.context() as planted_fault:
             planted_fault.setattr(LoadedModel, "forward", slow)

@@ -79,7 +79,7 @@ class Rows:
         """
         fitting, num_steps, waiting = DecodeBatches(self._model), 0, list(joins_after)
         fitting.may_go_ahead(self._goes_ahead)
-        fitting.tests_go_ahead = self._goes_ahead
+        fitting.tests_go_ahead = fitting.begins_ahead = self._goes_ahead
         num_ended = 0
         while num_ended < len(self._sequences):
             while waiting and waiting[0] <= num_steps:
