@@ -98,6 +98,19 @@ class PanicException(BaseException):
     """As Rust code raises it."""
 
 
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The rows of each step that is described ahead."""
+    rows, own = list[list[int]](), DecodeBatch._describe_ahead
+
+    def watched(batch: DecodeBatch, stream: mx.Stream) -> None:
+        rows.append([*batch.uids])
+        own(batch, stream)
+
+    monkeypatch.setattr(DecodeBatch, "_describe_ahead", watched)
+    return rows
+
+
 def prefilled(model: LoadedModel, ids: tuple[int, ...]) -> KVLayers:
     layers = model.new_cache()
     if len(ids) > 1:
@@ -223,15 +236,9 @@ def test_nearly_all_steps_of_a_steady_batch_are(
 
 
 def test_a_row_alone_has_all_steps_but_its_first_described_ahead(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, described: list[list[int]]
 ) -> None:
     """Its second beside the first; one that begins beside others has none yet."""
-    described, own = list[list[int]](), DecodeBatch._describe_ahead
-    monkeypatch.setattr(
-        DecodeBatch,
-        "_describe_ahead",
-        lambda batch, stream: (described.append([*batch.uids]), own(batch, stream))[1],
-    )
     assert play(tiny_model("dense"), [Planned(9, GREEDY, 20)], True).num_ahead == 20
     plan = [Planned(9, GREEDY, 20), Planned(9, GREEDY, 8, joins=5)]
     play(tiny_model("dense"), plan, True)
@@ -352,15 +359,9 @@ def test_only_the_describing_thread_describes_and_only_then(
 
 
 def test_nothing_is_described_behind_the_last_step(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, described: list[list[int]]
 ) -> None:
     """How many tokens a row may have is known."""
-    described, own = list[DecodeBatch](), DecodeBatch._describe_ahead
-    monkeypatch.setattr(
-        DecodeBatch,
-        "_describe_ahead",
-        lambda batch, stream: (described.append(batch), own(batch, stream))[1],
-    )
     found = play(tiny_model("dense"), [Planned(9, GREEDY, 20)], True)
     assert len(described) == found.num_ahead > 15
 
@@ -466,15 +467,9 @@ def test_layers_that_cannot_be_given_back_are_found(tiny_model: TinyModel) -> No
 
 
 def test_the_self_test_goes_ahead_alone_and_beside_others(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, described: list[list[int]]
 ) -> None:
     """From a row's second step on."""
-    described, own = list[list[int]](), DecodeBatch._describe_ahead
-    monkeypatch.setattr(
-        DecodeBatch,
-        "_describe_ahead",
-        lambda batch, stream: (described.append([*batch.uids]), own(batch, stream))[1],
-    )
     test = SelfTest(tiny_model("dense"))
     for name in {*test.pending} - {"ahead"}:
         test.skip(name)
