@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def sidecar(setup: Setup) -> Iterator[int]:
     proved = replace(setup, settings={**setup.settings, "CACHE_SELFTEST": "on_load"})
     with _process(proved, "sidecar", arguments, setup.tree) as process:
         _wait_ready(process, port, _log(setup, "sidecar"))
-        _wait_proved(process, port)
+        _wait_proved(process, port, _log(setup, "sidecar"))
         yield port
 
 
@@ -205,30 +205,38 @@ def _free_port() -> int:
 
 
 def _wait_ready(process: subprocess.Popen[str], port: int, log: Path) -> None:
-    deadline = time.monotonic() + _START_S
+    _wait_until(lambda: _is_healthy(port), _START_S, process, log)
+
+
+def _wait_proved(process: subprocess.Popen[str], port: int, log: Path) -> None:
+    """A load waits for its self-test for a while: the rest would disturb streams."""
+    _wait_until(lambda: _is_proved(port), _PROOF_S, process, log)
+
+
+def _wait_until(
+    check: Callable[[], bool],
+    seconds: float,
+    process: subprocess.Popen[str],
+    log: Path,
+) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
             said = log.read_text(errors="replace")[-_TOLD:]
             raise ChildProcessError(
                 f"exit code {process.returncode} at its start: {said}"
             )
-        if _is_healthy(port):
+        if check():
             return
         time.sleep(0.1)
-    raise TimeoutError(f"not ready within {_START_S:g} seconds")
+    raise TimeoutError(f"not ready within {seconds:g} seconds")
 
 
-def _wait_proved(process: subprocess.Popen[str], port: int) -> None:
-    """A load waits for its self-test for a while: the rest would disturb streams."""
-    deadline = time.monotonic() + _PROOF_S
-    while time.monotonic() < deadline and process.poll() is None:
-        status, body = _get(port, "/admin/cache")
-        if status != http.HTTPStatus.OK:
-            raise ChildProcessError(f"/admin/cache answered {status}")
-        if "pending" not in json.loads(body)["selftest"].values():
-            return
-        time.sleep(0.5)
-    raise TimeoutError(f"not all is proved within {_PROOF_S:g} seconds")
+def _is_proved(port: int) -> bool:
+    status, body = _get(port, "/admin/cache")
+    if status != http.HTTPStatus.OK:
+        raise ChildProcessError(f"/admin/cache answered {status}")
+    return "pending" not in json.loads(body)["selftest"].values()
 
 
 def _get(port: int, path: str) -> tuple[int, bytes]:
