@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -77,10 +78,16 @@ class DecodeBatches:
         self.ahead_limit = AheadLimit()
         # Whether rows whose processors are a test's, too: they see steps in vain then.
         self.tests_go_ahead = False
-        # Whether a row's second step is described beside its first. A CPU would compute
-        # its first token that much later.
-        self.begins_ahead = mx.default_device() != mx.cpu
         self._was_plain = False  # the last step, so that the next one's time is its own
+
+    @cached_property
+    def begins_ahead(self) -> bool:
+        """
+        Whether a row's second step is described beside its first; GPU thread only.
+
+        A CPU would compute its first token that much later.
+        """
+        return mx.default_device() != mx.cpu
 
     @property
     def has_rows(self) -> bool:
