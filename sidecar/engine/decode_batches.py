@@ -53,13 +53,19 @@ _MAX_PADDING = 1 / 4  # bytes of padding over bytes of weights
 
 
 class DecodeBatches:
-    """The decode batches of one model; as DecodeBatch, GPU thread only."""
+    """
+    The decode batches of one model; as DecodeBatch, GPU thread only.
+
+    Args:
+        ahead_limit: of how many rows steps are described ahead; default: of none.
+    """
 
     def __init__(
         self,
         model: LoadedModel,
         released: Released | None = None,
         before_wait: Callable[[], None] = nothing,
+        ahead_limit: AheadLimit | None = None,
     ) -> None:
         self._released = Released() if released is None else released
         self._before_wait = before_wait
@@ -75,7 +81,7 @@ class DecodeBatches:
         if model.draft is not None:
             self.draft_model = DraftModel(model.draft, model.vocab_size)
         self._speculating: dict[int, RowSpeculation] = {}
-        self.ahead_limit = AheadLimit()
+        self.ahead_limit = AheadLimit() if ahead_limit is None else ahead_limit
         # Whether rows whose processors are a test's, too: they see steps in vain then.
         self.tests_go_ahead = False
         self._was_plain = False  # the last step, so that the next one's time is its own

@@ -45,6 +45,7 @@ from sidecar.engine.sequence import Sequence, begin_sequence
 from sidecar.engine.speculation.lookup_drafter import LookupDrafter
 from sidecar.engine.speculation.row_speculation import RowSpeculation
 from sidecar.engine.speculation.speculating_batch import SpeculatingBatch
+from sidecar.engine.step_ahead import AheadLimit
 from sidecar.kv.kv_layers import (
     KVLayers,
     copy_layers,
@@ -191,7 +192,10 @@ class BatchScheduler:
         self._next_uid = 0
         self._num_steps = 0
         self._decode_batches = DecodeBatches(
-            model, store.budget.released, self.hand_over
+            model,
+            store.budget.released,
+            self.hand_over,
+            AheadLimit(model.max_rows_ahead),
         )
         running = Running(weights_count(model.model), lambda: self._arrays)
         self._unwatch = guard.process.watch(running)

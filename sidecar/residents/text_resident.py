@@ -234,6 +234,7 @@ class TextLoader:
     ) -> TextEngine:
         config, shared = self._config.engine, self._shared
         guard = MemoryGuard(known.memory, shared.process, known.tower)
+        shared.gpu.call(lambda: model.max_rows_ahead)  # it describes steps to find out
         loop = BatchScheduler(
             model,
             store,
@@ -250,15 +251,11 @@ class TextLoader:
     ) -> None:
         """Have each way of reuse tried, and every kernel used once."""
         shared, model, when = self._shared, engine.model, self._config.cache.selftest
-        # A trace of its layers, which would hold up the first answer.
-        shared.gpu.call(lambda: model.max_rows_ahead)
         test = SelfTest(model)
         if shared.disk is None or not shared.disk.is_usable:
             test.skip("disk")
         if self._config.engine.speculation == "off":
             test.skip("verify")
-        if when == "off":
-            shared.gpu.call(lambda: engine.allow("ahead", is_allowed=True))
         if when == "background":
 
             def note(passed: Sequence[str]) -> None:
