@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -34,6 +35,7 @@ logger = logging.getLogger("sidecar")
 
 _POLL_S = 0.1
 _LOAD_END_S = 1.0  # of a load that nobody is served by any more
+_END_S = 90.0  # of the end when no answer runs any more; KV is written meanwhile
 _MAX_CHARS = 1000
 
 _FLAGS = (  # group, flag, variable
@@ -134,6 +136,7 @@ def _answer(app: "App", config: Config) -> int:
     while serving.is_alive() and not stop.wait(0.5):
         pass
     app.drain()
+    _end_within(_END_S)
     app.stop_listening()
     if not app.close(load_wait_s=_LOAD_END_S):
         _end_now(0)
@@ -170,6 +173,16 @@ def _reload_on_hangup(app: "App") -> None:
         threading.Thread(target=reload, name="reload", daemon=True).start()
 
     signal.signal(signal.SIGHUP, on_hangup)
+
+
+def _end_within(seconds: float) -> None:
+    """
+    Exit with 1 then, whatever hangs, and print where each thread stands.
+
+    No thread of Python's: what hangs may hold the interpreter.
+    """
+    with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+        faulthandler.dump_traceback_later(seconds, exit=True)  # needs a stderr
 
 
 def _end_now(code: int) -> NoReturn:

@@ -1,9 +1,10 @@
 """
 `python -m sidecar` whose forward passes wait while a file is there.
 
-    HELD_BY=FILE python -m testkit.held_sidecar [FLAGS]
+    HELD_BY=FILE [END_SECONDS=N] python -m testkit.held_sidecar [FLAGS]
 
-So that an answer lasts until a test has seen what it wants to see beside it.
+So that an answer lasts until a test has seen what it wants to see beside it. Whoever
+lets the file lie has a server that cannot end: it does so by END_SECONDS all the same.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from mlx_lm.models import qwen3
 
-from sidecar.__main__ import main
+from sidecar import __main__ as command
 
 
 def hold_forward_passes(file: Path) -> None:
@@ -32,4 +33,5 @@ def hold_forward_passes(file: Path) -> None:
 
 if __name__ == "__main__":
     hold_forward_passes(Path(os.environ["HELD_BY"]))
-    sys.exit(main())
+    command._END_S = float(os.environ.get("END_SECONDS", command._END_S))
+    sys.exit(command.main())

@@ -189,6 +189,23 @@ def test_a_second_signal_ends_it_at_once(
         asking.join(240)
 
 
+def test_a_server_that_hangs_ends_all_the_same(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Exit 1 within its time, and its log says where each thread stood."""
+    settings = {"DRAIN_TIMEOUT_SECONDS": "0", "END_SECONDS": "1"}
+    with held(model_folder("dense"), tmp_path, **settings) as (process, port, _):
+        data = request(CHAT, body(20))
+        asking = threading.Thread(target=lambda: exchange(port, data))
+        asking.start()
+        assert eventually(lambda: is_answering(port))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(240) == 1
+        asking.join(240)
+        assert process.stderr is not None
+        assert "held_sidecar.py" in process.stderr.read()
+
+
 def spoil(folder: Path, how: str) -> None:
     """Make a good model folder one that cannot be loaded."""
     config = folder / "config.json"
