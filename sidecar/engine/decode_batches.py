@@ -7,9 +7,11 @@ more for every token. So a row joins a batch where the padding is small beside t
 weights, else it gets a batch of its own.
 """
 
+import contextlib
+import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -49,12 +51,17 @@ def _in_float32(_tokens: mx.array, logits: mx.array) -> mx.array:
     return logits.astype(mx.float32)
 
 
+logger = logging.getLogger(__name__)
+
 _MAX_PADDING = 1 / 4  # bytes of padding over bytes of weights
 
 
 class DecodeBatches:
     """
     The decode batches of one model; as DecodeBatch, GPU thread only.
+
+    What raises while it changes a batch leaves that between two states: the batch is
+    given up, and `take_lost` tells which sequences were in it.
 
     Args:
         ahead_limit: of how many rows steps are described ahead; default: of none.
@@ -73,6 +80,7 @@ class DecodeBatches:
         self.may_batch = True  # False: each row decodes in a batch of its own
         self._model = model
         self._batches: list[SpeculatingBatch] = []
+        self._lost: dict[int, BaseException] = {}
         self._lengths: dict[int, int] = {}
         self._windows: dict[int, int] = {}  # of the rows whose context may rotate
         self._rotated: set[int] = set()  # each in a batch of its own
@@ -188,13 +196,10 @@ class DecodeBatches:
         Args:
             window: tokens beyond which its context forgets its middle.
         """
-        if window is not None:
+        if window is not None and length > window:
+            self._begin_alone(uid, single, length)
             self._windows[uid] = window
-            if length > window:
-                self._begin_alone(uid, single, length)
-                return
-        if speculation is not None:
-            self._speculating[uid] = speculation
+            return
         maximum = (
             _MAX_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
         )
@@ -203,12 +208,18 @@ class DecodeBatches:
         if self._model.quantization or not self.may_batch:
             fitting = []  # mlx-lm's batch caches hold no quantised KV
         if fitting:
-            min(fitting, key=lambda b: self._padding(b, length)).extend(single)
+            batch = min(fitting, key=lambda b: self._padding(b, length))
+            with self._changing(batch):
+                batch.extend(single)
         else:
             batch = self._prepared(self._empty())
             batch.extend(single)
             self._batches.append(batch)
         self._lengths[uid] = length
+        if window is not None:
+            self._windows[uid] = window
+        if speculation is not None:
+            self._speculating[uid] = speculation
 
     def full_windows(self) -> list[int]:
         """Rows of the next batch that hold a whole window, and are to rotate first."""
@@ -231,7 +242,9 @@ class DecodeBatches:
             layers: its caches, as windows.
         """
         self._end_speculation(uid)
-        alone = self._of(uid).take_out(uid, layers)
+        batch = self._of(uid)
+        with self._changing(batch):
+            alone = batch.take_out(uid, layers)
         self._drop_empty()
         self._begin_alone(uid, alone, self._lengths[uid], at=0)
 
@@ -259,20 +272,18 @@ class DecodeBatches:
         return batch
 
     def next(self, *, may_draft: bool = True) -> list[Any]:
-        """
-        One step of the next batch: mlx-lm's responses.
-
-        If it raises, `drop_current` tells which sequences are lost.
-        """
-        if self._model.quantization:
-            self._model.quantization.apply(self._batches[0].prompt_cache)
-        responses = (may_draft and self._speculated()) or self._stepped()
-        for response in responses:
-            self._lengths[response.uid] += 1
-            if speculation := self._speculating.get(response.uid):
-                speculation.take(response.token)
-            if response.finish_reason is not None:
-                self._forget(response.uid)
+        """One step of the next batch: mlx-lm's responses."""
+        batch = self._batches[0]
+        with self._changing(batch):
+            if self._model.quantization:
+                self._model.quantization.apply(batch.prompt_cache)
+            responses = (may_draft and self._speculated()) or self._stepped()
+            for response in responses:
+                self._lengths[response.uid] += 1
+                if speculation := self._speculating.get(response.uid):
+                    speculation.take(response.token)
+                if response.finish_reason is not None:
+                    self._forget(response.uid)
         self._batches.append(self._batches.pop(0))
         self._drop_empty()
         return responses
@@ -325,25 +336,52 @@ class DecodeBatches:
         ids = draft.ids[:room]
         return replace(draft, ids=ids) if ids else None
 
-    def drop_current(self) -> list[int]:
-        """Forget the next batch; the sequences that were in it."""
-        lost = list(self._batches.pop(0).uids) if self._batches else []
-        for uid in lost:
+    @contextlib.contextmanager
+    def _changing(self, batch: SpeculatingBatch) -> Iterator[None]:
+        """Give the batch up if what is done with it raises."""
+        try:
+            yield
+        except BaseException as error:
+            self._give_up(batch, error)
+            raise
+
+    def _give_up(self, batch: SpeculatingBatch, error: BaseException) -> None:
+        self._batches = [other for other in self._batches if other is not batch]
+        for uid in batch.uids:
+            self._lost[uid] = error
             self._forget(uid)
+
+    def give_up_next(self, error: BaseException) -> None:
+        """Give the next batch up, unless one has been: else it would fail for ever."""
+        if self._batches and not self._lost:
+            self._give_up(self._batches[0], error)
+
+    def take_lost(self) -> dict[int, BaseException]:
+        """The sequences whose batch was given up since, each with the reason."""
+        lost, self._lost = self._lost, {}
         return lost
 
     def extract(self, uid: int) -> KVLayers:
         """The caches of a sequence."""
-        return self._of(uid).extract_row(uid)
+        batch = self._of(uid)
+        if len(batch.uids) > 1:
+            return batch.extract_row(uid)
+        with self._changing(batch):  # which may have to catch up with what it said
+            return batch.extract_row(uid)
 
     def remove(self, uids: Sequence[int]) -> None:
-        """Take sequences out."""
-        for batch in self._batches:
+        """Take sequences out; it raises nothing."""
+        for batch in [*self._batches]:
             keep = [i for i, uid in enumerate(batch.uids) if uid not in uids]
             if len(keep) < len(batch.uids):
-                batch.filter(keep)
+                try:
+                    with self._changing(batch):
+                        batch.filter(keep)
+                except BaseException:
+                    logger.exception("rows could not be taken out of their batch")
         for uid in uids:
             self._forget(uid)
+            self._lost.pop(uid, None)
         self._drop_empty()
 
     def _forget(self, uid: int) -> None:

@@ -257,9 +257,8 @@ class BatchScheduler:
                 self.guard.process.count_in_time()
         except BaseException as error:
             logger.exception("decode step failed model=%s", self._model.name)
-            self._fail(
-                {self._rows[u].job for u in self._decode_batches.drop_current()}, error
-            )
+            self._decode_batches.give_up_next(error)
+        self._end_lost()
         if before != self._begun():
             self._sample()
         if self.prefills:
@@ -280,6 +279,7 @@ class BatchScheduler:
                 self.prefills.took(time.perf_counter() - started)
         except BaseException:
             logger.exception("a turn failed model=%s", self._model.name)
+        self._end_lost()
         if sequence or before != self._begun():
             self._sample()
         return sequence is not None
@@ -318,16 +318,29 @@ class BatchScheduler:
         for row in self._rows.values():
             row.job.due = NOTHING
 
-    def _fail(self, jobs: set[Job], error: BaseException) -> None:
-        """End jobs whose caches are lost, all their rows in whatever batch."""
-        rows = [uid for uid, row in self._rows.items() if row.job in jobs]
-        self._decode_batches.remove(rows)
-        for uid in rows:
-            self._rows.pop(uid).sequence.abandon(self._store)
+    def _end_lost(self) -> None:
+        """End the jobs whose caches an error has cost."""
+        while lost := self._decode_batches.take_lost():
+            for uid, error in lost.items():
+                if row := self._rows.get(uid):
+                    self._fail(row.job, error)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        """End a job, and all its rows in whatever batch."""
         failure: SidecarError = GenerationFailed(f"the engine failed: {error}")
         if isinstance(error, UnsupportedSchema):
             failure = error  # the request's fault, which nobody else can mend
-        for job in jobs:
+        self._end(job, failure)
+
+    def _end(self, job: Job, failure: SidecarError) -> None:
+        """Tell a job why it ends; its rows leave, and nothing of them is kept."""
+        uids = [uid for uid, row in self._rows.items() if row.job is job]
+        rows = [self._rows.pop(uid) for uid in uids]
+        self._decode_batches.remove(uids)
+        try:
+            for row in rows:
+                row.sequence.abandon(self._store)
+        finally:
             job.emit(JobFailed(failure))
 
     def _drop_rows(self) -> None:
@@ -363,7 +376,7 @@ class BatchScheduler:
             self.prefills.done()
             sequence.abandon(self._store)
             failure = GenerationFailed(f"the prompt could not be computed: {error}")
-            sequence.job.emit(JobFailed(failure))
+            self._end(sequence.job, failure)
 
     def _compute(self, sequence: Sequence, *, beside_streams: bool) -> None:
         if sequence.done == sequence.cached_len > 0:
@@ -523,7 +536,7 @@ class BatchScheduler:
             self._refuse(uid, row, response, error)
         except BaseException as error:  # a tokenizer's Rust code may panic
             logger.exception("row failed model=%s", self._model.name)
-            self._fail({row.job}, error)
+            self._fail(row.job, error)
 
     def _refuse(
         self, uid: int, row: ChoiceRow, response: Any, error: UnsupportedSchema
@@ -551,6 +564,14 @@ class BatchScheduler:
         for uid in uids:
             row = self._rows.pop(uid)
             if row.choice == 0 and row.sequence.state != "ended":
-                row.sequence.leave_batch(self._decode_batches.extract(uid))
-                row.sequence.commit(self._store, row.job.spec.model_ids, None)
+                self._keep_prompt(uid, row)
         self._decode_batches.remove(uids)
+
+    def _keep_prompt(self, uid: int, row: ChoiceRow) -> None:
+        """Give the KV of a row that ends early to the store; a failure is a miss."""
+        try:
+            row.sequence.leave_batch(self._decode_batches.extract(uid))
+            row.sequence.commit(self._store, row.job.spec.model_ids, None)
+        except BaseException:
+            logger.exception("a row's KV is lost model=%s", self._model.name)
+            row.sequence.abandon(self._store)

@@ -10,8 +10,21 @@ from sidecar.app import App
 from sidecar.core.errors import GenerationFailed, UnsupportedSchema
 from sidecar.core.prompt import ModelIds
 from sidecar.engine import decode_batches
+from sidecar.engine.decode_batch import DecodeBatch
+from sidecar.engine.job import JobFailed, Token
 from sidecar.engine.scheduler import ChoiceRow
-from testkit.jobs import finish, leased_engine, random_ids, run, submit
+from sidecar.engine.text_engine import TextEngine
+from testkit.jobs import (
+    by_hand,
+    drain,
+    finish,
+    leased_engine,
+    random_ids,
+    run,
+    submit,
+    wait_for,
+)
+from testkit.raw_http import eventually
 from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
@@ -102,3 +115,103 @@ def test_a_prompt_that_cannot_be_begun_is_told_so(
         assert kept.choices == alone.choices
         monkeypatch.undo()
         assert run(engine, bad, 4).failure is None
+
+
+def fails_once(kind: type, name: str, patch: pytest.MonkeyPatch) -> list[bool]:
+    """Have a method raise in its first call from now on; filled by that call."""
+    original, calls = getattr(kind, name), list[bool]()
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        calls.append(True)
+        if len(calls) == 1:
+            raise RuntimeError("planted failure")
+        return original(*args, **kwargs)
+
+    patch.setattr(kind, name, failing)
+    return calls
+
+
+def check_sound(served: App, engine: TextEngine) -> None:
+    """Nothing is left of jobs that ended, and a next one is answered."""
+    assert eventually(lambda: served.gpu.call(lambda: engine.is_idle))
+    assert engine.store.check_integrity() == []
+    assert engine._loop._rows == {}
+    assert not engine._loop._decode_batches.has_rows
+    assert run(engine, random_ids(9, 50), 4).failure is None
+
+
+def test_a_row_that_cannot_be_read_out_harms_no_other(
+    served: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client has left; what its prompt computed is lost, and nothing else."""
+    with leased_engine(served) as engine:
+        alone = run(engine, random_ids(2, 90), 60)
+        left = submit(engine, random_ids(1, 40), 5000)
+        stays = submit(engine, random_ids(2, 90), 60)
+        with by_hand(served, engine) as make:
+            make(12)
+            wait_for(left, Token)
+            calls = fails_once(DecodeBatch, "extract_cache", monkeypatch)
+            engine.release(left)
+            make(2)
+            assert calls
+        assert finish(engine, stays).choices[0].ids == alone.choices[0].ids
+        check_sound(served, engine)
+
+
+@pytest.mark.parametrize("name", ["filter", "_to_batch", "next"])
+def test_all_rows_of_a_batch_that_an_error_hits_are_told(
+    name: str, served: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one leaves it, or one joins, or it decodes: nobody waits for ever."""
+    with leased_engine(served) as engine, by_hand(served, engine) as make:
+        jobs = [submit(engine, random_ids(seed, 40), 5000) for seed in (1, 2)]
+        make(12)
+        calls = fails_once(DecodeBatch, name, monkeypatch)
+        engine.release(jobs.pop(0))
+        if name == "_to_batch":
+            make(4)  # one is alone now
+            jobs.append(submit(engine, random_ids(3, 40), 5000))
+        make(6)
+        assert calls
+        for job in jobs:
+            events = drain(job)
+            assert isinstance(events[-1], JobFailed)
+            assert sum(isinstance(event, JobFailed) for event in events) == 1
+            engine.release(job)
+    with leased_engine(served) as engine:
+        check_sound(served, engine)
+
+
+def test_a_job_one_of_whose_answers_cannot_be_begun_ends_whole(
+    served: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told once, and none of its other answers goes on; another's does."""
+    original = decode_batches.DecodeBatches.join
+    with leased_engine(served) as engine, by_hand(served, engine) as make:
+        alone = submit(engine, random_ids(2, 90), 5000)
+        make(6)
+        batches = engine._loop._decode_batches
+        joined = list[int]()
+
+        def failing(*args: Any, **kwargs: Any) -> None:
+            joined.append(1)
+            if len(joined) == 2:
+                raise RuntimeError("planted failure")
+            original(batches, *args, **kwargs)
+
+        monkeypatch.setattr(batches, "join", failing)
+        lost = submit(engine, random_ids(1, 40), 5000, n=3)
+        make(8)
+        assert len(joined) == 2
+        failures = [e for e in drain(lost) if isinstance(e, JobFailed)]
+        assert len(failures) == 1
+        assert [row.job for row in engine._loop._rows.values()] == [alone]
+        drain(alone)
+        make(2)
+        assert drain(alone)
+        for job in (alone, lost):
+            engine.release(job)
+        make(2)
+    with leased_engine(served) as engine:
+        check_sound(served, engine)
