@@ -194,9 +194,13 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             yield
             return
         stream = mx.default_stream(mx.default_device())  # of this thread
-        self._describing = describing_thread().begin(
-            lambda: self._describe_ahead(stream)
-        )
+        try:
+            self._describing = describing_thread().begin(
+                lambda: self._describe_ahead(stream)
+            )
+        except RuntimeError:  # the system gives no thread
+            logger.exception("no more steps are described ahead: no thread can")
+            self.ahead_limit.fail()
         try:
             yield
         except BaseException:

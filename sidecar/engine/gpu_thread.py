@@ -105,12 +105,12 @@ class MlxThread:
             except queue.Empty:
                 return
             wait = False
-            try:
-                self._before_command()
-                command()
-            except BaseException:
-                logger.exception("a posted command failed")
-            del command  # what it holds may be a model
+            for run in (self._before_command, command):
+                try:
+                    run()
+                except BaseException:
+                    logger.exception("a posted command failed")
+            del command, run  # what it holds may be a model
 
 
 def _settle(future: Future[T], function: Callable[[], T]) -> None:

@@ -173,11 +173,12 @@ class ProcessMemory:
 
     def sample(self) -> None:
         """Note what is in use now that something has begun or ended."""
-        if self._changed_at is None:
+        is_first = self._changed_at is None
+        if is_first:
             self._changed_at = time.monotonic()
-            if not self.is_untidy:
-                self.wake_in(_COUNT_IDLE_EVERY_S)
         self._note_use()
+        if is_first and self._changed_at is not None and not self.is_untidy:
+            self.wake_in(_COUNT_IDLE_EVERY_S)
 
     def _note_use(self) -> None:
         self._sampled_at = time.monotonic()

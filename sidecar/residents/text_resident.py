@@ -324,7 +324,7 @@ class TextLoader:
                 model.vision_encoder.memo.forget()
             self._shared.note_left(model.name)
             if self._config.model.unload_keeps_kv:
-                self._shared.kept.keep(model.key, kept, dict(engine.selftest))
+                self._shared.kept.keep(model.key, kept, engine.outcomes)
             else:
                 self._shared.kept.drop(kept)
 

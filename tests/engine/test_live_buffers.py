@@ -173,10 +173,12 @@ def test_a_failing_device_does_not_end_the_gpu_thread(
         raise RuntimeError("timed out")
 
     monkeypatch.setattr(mx, "synchronize", fails)
-    releasing = Releasing(released)
+    asked_again = list[float]()
+    releasing = Releasing(released, asked_again.append)
     assert releasing.has_work()
     assert releasing.interrupt(beside_streams=False) is False
     assert not releasing.has_work()
+    assert asked_again == [1.0]
     now[0] += 1.1
     assert releasing.has_work()
 
@@ -538,6 +540,48 @@ def test_an_idle_server_counts_what_changed_last(model_folder: ModelFolder) -> N
         counted = process.live_buffers
         app.gpu.call(process.count_buffers)
         assert counted == process.live_buffers
+
+
+def test_what_could_not_be_let_go_is_let_go_by_an_idle_server(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second later, though nobody asks for anything meanwhile."""
+    original, failed = Released.let_go, threading.Event()
+
+    def fails_once(released: Released) -> None:
+        if released and not failed.is_set():
+            failed.set()
+            raise RuntimeError("timed out")
+        original(released)
+
+    with serving(model_folder("dense"), RELEASE_DELAY_STEPS="1000") as (app, engine):
+        monkeypatch.setattr(Released, "let_go", fails_once)
+        assert run(engine, random_ids(1, 100), 2).failure is None
+        assert failed.wait(60)
+        assert eventually(lambda: not app.shared.stored.released)
+
+
+@on_gpu
+def test_one_timer_has_an_idle_server_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where it is counted at once, as near the bound, or is about to be."""
+    now, asked, stored = [100.0], list[float](), Held()
+    monkeypatch.setattr(process_memory.time, "monotonic", lambda: now[0])
+    process = ProcessMemory(1 << 30, stored, limit_buffers=100)
+    process.wake_in = asked.append
+    process.tidy()
+    for _ in range(3):
+        process.sample()
+    assert asked == [1.0]
+    process.tidy()
+    now[0] += 5.0
+    process.sample()
+    assert process.is_untidy
+    assert asked == [1.0]
+    stored.held.extend(mx.zeros(3) for _ in range(90))
+    process.tidy()
+    for _ in range(3):
+        process.sample()
+    assert asked == [1.0]
 
 
 def test_buffers_are_counted_beside_streams(

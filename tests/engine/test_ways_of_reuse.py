@@ -12,6 +12,8 @@ import httpx
 import mlx.core as mx
 import pytest
 
+from sidecar.app import App
+from sidecar.engine import decode_batch
 from sidecar.engine.decode_batch import DecodeBatch
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import Token
@@ -20,6 +22,7 @@ from sidecar.engine.loading.loader import run_to_end
 from sidecar.engine.scheduler import ChoiceRow
 from sidecar.engine.selftest.self_test import Proof, ProofPlan, SelfTest, prove
 from sidecar.engine.sequence import Sequence
+from sidecar.engine.text_engine import TextEngine
 from sidecar.kv.prefix_store import PrefixStore
 from testkit import planted
 from testkit.jobs import finish, leased_engine, random_ids, run, submit, wait_for
@@ -80,7 +83,11 @@ def _refused(_logits: mx.array) -> mx.array:
     raise RuntimeError("there is no stream in this thread")
 
 
-@pytest.mark.parametrize("fault", [_reversed, _refused])
+def _refused_with_two(logits: mx.array) -> mx.array:
+    return _refused(logits) if len(logits) > 1 else logits
+
+
+@pytest.mark.parametrize("fault", [_reversed, _refused, _refused_with_two])
 def test_steps_that_are_wrong_ahead_are_described_in_their_turn(
     fault: Callable[[mx.array], mx.array],
     model_folder: ModelFolder,
@@ -108,7 +115,11 @@ def test_steps_that_are_wrong_ahead_are_described_in_their_turn(
 def test_what_fails_while_it_is_used_is_shown(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its test had passed; the answer is right, and no other step is tried."""
+    """
+    Its test had passed; the answer is right, and no other step is tried.
+
+    Nor after the model was unloaded and loaded again.
+    """
     settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "on_load"}
     forward = LoadedModel.forward
 
@@ -117,14 +128,58 @@ def test_what_fails_while_it_is_used_is_shown(
             raise RuntimeError("there is no stream in this thread")
         return forward(*arguments, **named)
 
-    with running_sidecar(settings) as app, leased_engine(app) as engine:
-        assert engine.failed_tests == ()
-        expected = run(engine, random_ids(1, 60), 12).choices[0].ids
-        monkeypatch.setattr(LoadedModel, "forward", faulty)
-        assert run(engine, random_ids(1, 60), 12).choices[0].ids == expected
+    def check_shown(app: App, engine: TextEngine) -> None:
         assert engine.failed_tests == ("ahead",)
         report = httpx.get(f"{app.url}/admin/cache", timeout=30).json()
         assert report["selftest"]["ahead"] == "failed"
+
+    with running_sidecar(settings) as app:
+        with leased_engine(app) as engine:
+            assert engine.failed_tests == ()
+            expected = run(engine, random_ids(1, 60), 12).choices[0].ids
+            with monkeypatch.context() as planted_fault:
+                planted_fault.setattr(LoadedModel, "forward", faulty)
+                assert run(engine, random_ids(1, 60), 12).choices[0].ids == expected
+            check_shown(app, engine)
+            name = engine.model.name
+        answer = httpx.post(f"{app.url}/admin/models/{name}/unload", timeout=60)
+        assert answer.status_code == 200
+        with leased_engine(app) as engine:
+            check_shown(app, engine)
+            assert run(engine, random_ids(1, 60), 12).choices[0].ids == expected
+
+
+def test_a_step_that_no_thread_can_describe_is_described_in_its_turn(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system may give no more threads: no request fails for it."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
+
+    def refused() -> None:
+        raise RuntimeError("can't start new thread")
+
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        expected = run(engine, random_ids(1, 60), 12).choices[0].ids
+        monkeypatch.setattr(decode_batch, "describing_thread", refused)
+        assert run(engine, random_ids(1, 60), 12).choices[0].ids == expected
+        assert engine.failed_tests == ("ahead",)
+
+
+def test_the_second_step_beside_the_first_is_proved_too(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a CPU, where no request has it described there."""
+    original, began = DecodeBatch.__init__, list[bool]()
+
+    def watched(batch: DecodeBatch, *args: Any, **named: Any) -> None:
+        began.append(named.get("begins_alone", False))
+        original(batch, *args, **named)
+
+    monkeypatch.setattr(DecodeBatch, "__init__", watched)
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "on_load"}
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        assert engine.selftest["ahead"] == "ok"
+        assert any(began)
 
 
 def test_no_first_token_waits_for_the_step_behind_it(

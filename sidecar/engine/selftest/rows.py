@@ -12,6 +12,7 @@ from sidecar.engine.decode_batches import DecodeBatches
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import LogitsProcessor, settle
+from sidecar.engine.step_ahead import AheadLimit
 from sidecar.kv.kv_layers import KVLayers
 
 R = TypeVar("R")
@@ -66,7 +67,7 @@ class Rows:
         self._model = model
         self._sequences = sequences
         self._goes_ahead = goes_ahead
-        self.num_ahead = 0  # of its steps
+        self.ahead_limit = AheadLimit()
         self.logits: list[list[mx.array]] = [[] for _ in sequences]
         self.caches: list[KVLayers] = [[] for _ in sequences]
 
@@ -80,7 +81,7 @@ class Rows:
         fitting, num_steps, waiting = DecodeBatches(self._model), 0, list(joins_after)
         fitting.may_go_ahead(self._goes_ahead)
         fitting.tests_go_ahead = fitting.begins_ahead = self._goes_ahead
-        num_ended = 0
+        self.ahead_limit, num_ended = fitting.ahead_limit, 0
         while num_ended < len(self._sequences):
             while waiting and waiting[0] <= num_steps:
                 self._join(fitting, len(joins_after) - len(waiting), forced)
@@ -90,7 +91,6 @@ class Rows:
                     self.caches[response.uid] = response.prompt_cache
                     num_ended += 1
             num_steps += 1
-            self.num_ahead = fitting.ahead_limit.num_taken
             yield
 
     def _join(self, fitting: DecodeBatches, row: int, forced: Sequence[int]) -> None:

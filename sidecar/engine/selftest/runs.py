@@ -192,7 +192,7 @@ class Runs:
             yield from run.run(self._forced, joins_after=range(0, 3 * len(rows), 3))
             runs.append(run)
         in_turn, ahead = runs
-        if not ahead.num_ahead:
+        if ahead.ahead_limit.has_failed or not ahead.ahead_limit.num_taken:
             raise ValueError("no step could be described ahead")
         pairs = zip(in_turn.logits, ahead.logits, strict=True)
         distances = [logits_distance(one, other) for one, other in pairs]
