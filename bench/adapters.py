@@ -19,6 +19,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from bench.models import is_made, make
+from bench.options import positive
 from sidecar.engine.adapters.adapter_files import AdapterFiles
 from sidecar.engine.adapters.banked_linear import Pair
 from sidecar.engine.loading.loaded_model import LoadedModel
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
         prog="python -m bench adapters", description=__doc__
     )
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=positive, default=60)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder: Path = options.model or Path(scratch) / "model"
@@ -86,7 +87,7 @@ class _Rows:
         for _ in range(num_steps):
             began = time.perf_counter()
             following = self._next(self._last)
-            mx.async_eval(following)
+            mx.async_eval(following)  # type: ignore[no-untyped-call]
             mx.eval(self._last)
             self._last = following
             times.append(time.perf_counter() - began)

@@ -71,7 +71,7 @@ def _print_requests(
     theirs: tuple[Sequence[int], Sequence[int]] | None,
 ) -> None:
     columns = ["request", "prompt", "cached", "prefilled", "oracle"]
-    rows = [
+    rows: list[list[int]] = [
         [
             t.seq,
             t.prompt_len,
@@ -83,9 +83,11 @@ def _print_requests(
     ]
     if theirs:
         columns += ["mlx_lm.server", "with answers"]
-        rows = [[*row, *both] for row, *both in zip(rows, *theirs, strict=True)]
+        peers = zip(*theirs, strict=True)
+        rows = [[*row, *both] for row, both in zip(rows, peers, strict=True)]
     print(f"\n{name}")
-    for line in [columns, *rows]:
+    lines: list[Sequence[object]] = [columns, *rows]
+    for line in lines:
         print("".join(f"{cell:>14}" for cell in line), flush=True)
 
 

@@ -126,7 +126,9 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     about = facts()
     print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
-    is_good, ours, theirs = True, {}, {}
+    is_good = True
+    ours: Seen = {}
+    theirs: Seen = {}
     if "visit" in options.only:
         with contextlib.ExitStack() as running:
             ours = _visits(options, running)

@@ -348,7 +348,8 @@ def other_routes(target: Target, chance: random.Random) -> Attack:
         "/v1/messages/count_tokens", "/v1beta/models/local:generateContent",
         "/health", "/metrics", "/v1/models", "/v1/moderations", "/%00", "//",
     ])  # fmt: skip
-    prompt = chance.choice([[[]], [3] * 100_000, "x" * 100_000, None, {}, "[" * 3000])
+    prompts: list[Any] = [[[]], [3] * 100_000, "x" * 100_000, None, {}, "[" * 3000]
+    prompt = chance.choice(prompts)
     body: Json = {"model": target.model, "prompt": prompt, "input": prompt}
     body |= {"messages": prompt, "contents": prompt, "max_tokens": 4}
     return Attack(request(target, path, body))

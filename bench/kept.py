@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from bench.options import positive
 from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.eviction import KVBudget, Limits
@@ -58,8 +59,8 @@ class _Talk:
 def main(argv: list[str]) -> int:
     """Exit code 0; the table goes to standard output."""
     parser = argparse.ArgumentParser(prog="python -m bench kept", description=__doc__)
-    parser.add_argument("--kept", type=int, nargs="+", default=[24, 200])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kept", type=positive, nargs="+", default=[24, 200])
+    parser.add_argument("--rounds", type=positive, default=5)
     options = parser.parse_args(argv)
     talks = {kept: _filled(kept) for kept in options.kept}
     seconds: dict[int, list[float]] = {kept: [] for kept in talks}

@@ -35,6 +35,6 @@ class PipedProcess:
         stdin.flush()
         line = stdout.readline()
         if not line:
-            raise ChildProcessError(f"{self._process.args} ended")
+            raise ChildProcessError(f"{self._process.args!r} ended")
         answer: dict[str, Any] = json.loads(line)
         return answer

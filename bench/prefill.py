@@ -18,9 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.clients import ask_all
+from bench.options import counts
 from bench.plain import PlainProcess
 from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, plain_process, sidecar
+from sidecar.cli.server import at_least
 
 
 def main(argv: list[str]) -> int:
@@ -29,8 +31,8 @@ def main(argv: list[str]) -> int:
         prog="python -m bench prefill", description=__doc__
     )
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", default="2048,8192,32768")
+    parser.add_argument("--rounds", type=at_least(0), default=3)
+    parser.add_argument("--tokens", type=counts, default="2048,8192,32768")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         model = (options.model or Path(scratch) / "model").resolve()
@@ -40,9 +42,9 @@ def main(argv: list[str]) -> int:
         config = json.loads((model / "config.json").read_text())
         with sidecar(setup) as port, plain_process(setup) as plain:
             most = plain.multiplied(config["torch_dtype"])
-            sys.stdout.write(f"large matrices: {most / 1e12:.2f} TFLOP/s\n")
+            sys.stdout.write(f"large matrices: {most / 1e12:.3g} TFLOP/s\n")
             sys.stdout.write(_row("tokens", "ours", "theirs", "ratio", "of device"))
-            for count in map(int, options.tokens.split(",")):
+            for count in options.tokens:
                 pairs = _pairs(port, plain, count, options.rounds)
                 sys.stdout.write(_figures(count, pairs, _flops(config, count) / most))
                 sys.stdout.flush()

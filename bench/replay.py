@@ -153,7 +153,7 @@ def _serve(app: App, current: _Current, name: str, model: Path) -> Timed:
 
 
 def _forget(app: App) -> None:
-    served = next(iter(app.pool.loaded()), None)
+    served: Any = next(iter(app.pool.loaded()), None)
     assert served is not None
     served.memory.forget()
 

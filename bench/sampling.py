@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import ask_all
+from bench.options import counts, positive
 from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, sidecar
+from sidecar.cli.server import at_least
 
 _WARM = {"temperature": 0.8}
 _FILTERS = {"top_p": 0.95, "top_k": 40, "min_p": 0.05}
@@ -43,9 +45,9 @@ def main(argv: list[str]) -> int:
         prog="python -m bench sampling", description=__doc__
     )
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--streams", default="1,8")
-    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--streams", type=counts, default="1,8")
+    parser.add_argument("--max-tokens", type=at_least(2), default=200)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         model = (options.model or Path(scratch) / "model").resolve()
@@ -54,9 +56,8 @@ def main(argv: list[str]) -> int:
         setup = Setup(model, None, tree, Path(scratch), settings=settings)
         make_if_absent(setup)
         with sidecar(setup) as port:
-            counts = [*map(int, options.streams.split(","))]
-            found = [_ratios(port, count, options) for count in counts]
-            sys.stdout.write(_row("speed over greedy", map(str, counts)))
+            found = [_ratios(port, count, options) for count in options.streams]
+            sys.stdout.write(_row("speed over greedy", map(str, options.streams)))
             for name in found[0]:
                 sys.stdout.write(_row(name, (f"{side[name]:.3f}" for side in found)))
     return 0

@@ -106,7 +106,7 @@ def prefill_table(savings: Sequence[Saving]) -> str:
         )
         for saving in savings
     ]  # fmt: skip
-    sums = [sum(row[i] for row in rows) for i in range(1, 7)]
+    sums = [sum(map(int, (row[i] for row in rows))) for i in range(1, 7)]
     total = ("**all**", *sums, _percent(1 - sums[2] / sums[1]))
     return _markdown(columns, [*rows, total])
 

@@ -141,7 +141,7 @@ def running_pair(folder: Path, model: Path) -> Iterator[ServerPair]:
     """The launcher as users run it, with small budgets; stopped at the end."""
     # As beside install_and_run.py: LiteLLM's own defaults would try each thing thrice.
     shutil.copy(_REPOSITORY / "litellm_config.yaml", folder)
-    launcher = Launcher(folder, MODEL_PATH=str(model), **_SETTINGS)
+    launcher = Launcher(folder, port=None, MODEL_PATH=str(model), **_SETTINGS)
     try:
         launcher.wait_for("Ready.")
         yield ServerPair(launcher)

@@ -10,6 +10,7 @@ which tokens a draft gets right does not depend on the model.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
@@ -20,11 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from bench.options import above_zero, positive
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Token
-from sidecar.engine.sampling import settle
+from sidecar.engine.sampling import LogitsProcessor, settle
 from sidecar.engine.speculation.draft_length import LENGTHS, DraftPrices
 from sidecar.engine.speculation.lookup_drafter import LookupDrafter, Sources
 from sidecar.engine.speculation.row_speculation import RowSpeculation
@@ -123,7 +125,8 @@ def num_calls(said: Sequence[int], speculation: RowSpeculation) -> int:
     """How many forward passes an answer takes."""
     at = count = 0
     while at < len(said):
-        draft = speculation.draft()
+        drawn = functools.partial(said.__getitem__, at)
+        draft = speculation.draft(drawn)
         count += 1
         num_right = 1
         if draft is not None and draft.ids[0] == said[at]:
@@ -154,17 +157,22 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("repository", type=Path, help="or what --save wrote")
     parser.add_argument("--save", type=Path, help="where to write the commits")
-    parser.add_argument("--commits", type=int, default=40)
-    parser.add_argument("--price", type=float, default=1.8, help="of eight tokens")
+    parser.add_argument("--commits", type=positive, default=40)
+    parser.add_argument("--price", type=above_zero, default=1.8, help="of eight tokens")
     parser.add_argument("--model", type=Path, help="measure its rates as well")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=positive, default=6)
     options = parser.parse_args(argv)
     encode, opener_ids = _tokenizer(options.model)
     if options.repository.is_file():
         rows = json.loads(options.repository.read_text("utf-8"))
         found = [Commit(**row) for row in rows]
     else:
-        found = [*commits(options.repository, options.commits)]
+        try:
+            found = [*commits(options.repository, options.commits)]
+        except subprocess.CalledProcessError:
+            parser.error(f"{options.repository} is no git repository")
+    if not found:
+        parser.error(f"no commit of {options.repository} changes one file of fair size")
     if options.save:
         rows = [asdict(commit) for commit in found]
         options.save.write_text(json.dumps(rows), "utf-8")
@@ -182,9 +190,9 @@ def main(argv: list[str]) -> int:
         sys.stdout.write(f"{name:<22}{num_said:>8}{num_said / calls:>15.2f}\n")
     if options.model:
         short = [one for one in found if len(one.before) < _MAX_MEASURED]
-        tasks = _tasks(short[: options.rounds], encode)
-        tasks["prose"] = _prose(encode, options.rounds)
-        _measure(options.model, tasks)
+        measured = _tasks(short[: options.rounds], encode)
+        measured["prose"] = _prose(encode, options.rounds)
+        _measure(options.model, measured)
     return 0
 
 
@@ -223,31 +231,35 @@ def _prose(encode: Encode, count: int) -> list[Task]:
 
 def _measure(model: Path, tasks: dict[str, list[Task]]) -> None:
     """Rates of a model that is made to say the answers, with drafts and without."""
+    from testkit.jobs import leased_engine
     from testkit.scripted import Forced
     from testkit.servers import running_sidecar
 
     wanted: list[int] = []
     settings = {"MODEL_PATH": str(model), "SPECULATION": "auto"}
-    forced = lambda job, choice: [Forced([*wanted])]  # noqa: E731
+
+    def forced(_job: Job, _choice: int) -> list[LogitsProcessor]:
+        return [Forced([*wanted])]
+
     sys.stdout.write(f"{'answer':<22}{'plain':>8}{'drafted':>9}{'ratio':>7}\n")
-    with running_sidecar(settings, forced) as app, app.pool.lease("local") as served:
+    with running_sidecar(settings, forced) as app, leased_engine(app) as engine:
         for name, each in tasks.items():
             rounds = []
             for number, task in enumerate(each):
                 wanted[:] = task.said[:_MAX_SAID]
                 order = ("off", "auto") if number % 2 else ("auto", "off")
-                rounds.append({how: _rate(served.engine, task, how) for how in order})
+                rounds.append({how: _rate(engine, task, how) for how in order})
             plain = statistics.median(one["off"] for one in rounds)
             drafted = statistics.median(one["auto"] for one in rounds)
             ratio = statistics.median(one["auto"] / one["off"] for one in rounds)
-            prices = served.engine._loop._decode_batches.prices
+            prices = engine._loop._decode_batches.prices
             costs = " ".join(f"{n}:{prices.of(n):.2f}" for n in LENGTHS)
             sys.stdout.write(
                 f"{name:<22}{plain:>8.1f}{drafted:>9.1f}{ratio:>7.2f}  {costs}\n"
             )
             sys.stdout.flush()
         wanted[:] = tasks["prose"][0].said[:_MAX_SAID]
-        _measure_second(served.engine, tasks)
+        _measure_second(engine, tasks)
 
 
 def _measure_second(engine: TextEngine, tasks: dict[str, list[Task]]) -> None:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.options import positive
 from bench.servers import Setup, plain_process, starting_sidecar
 
 _ASKED = {"model": "local", "max_tokens": 8, "temperature": 0,
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
     """Exit code 0; the table goes to standard output."""
     parser = argparse.ArgumentParser(prog="python -m bench start", description=__doc__)
     parser.add_argument("--model", type=Path, default=_BUILTIN)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive, default=3)
     options = parser.parse_args(argv)
     rounds = []
     for number in range(options.rounds + 1):

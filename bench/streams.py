@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.clients import ask_all
+from bench.options import counts, positive
 from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, raw_batch, sidecar
+from sidecar.cli.server import at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +45,15 @@ def main(argv: list[str]) -> int:
         prog="python -m bench streams", description=__doc__
     )
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--streams", default="1,4,8,16,32")
-    parser.add_argument("--prompt", type=int, default=1024, help="tokens of each")
-    parser.add_argument("--max-tokens", type=int, default=300)
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--streams", type=counts, default="1,4,8,16,32")
+    parser.add_argument("--prompt", type=positive, default=1024, help="tokens of each")
+    parser.add_argument("--max-tokens", type=at_least(2), default=300)
     parser.add_argument("--twice", action="store_true", help="mlx-lm's process again")
     options = parser.parse_args(argv)
-    counts = [*map(int, options.streams.split(","))]
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(__file__).parents[1]
-        most = str(max(counts))
+        most = str(max(options.streams))
         settings = {"BATCH_MAX_SIZE": most, "MAX_CONCURRENT_REQUESTS": most,
                     "SPECULATION": "off"}  # fmt: skip
         model = options.model or Path(scratch) / "model"
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
             again = running.enter_context(raw_batch(setup)) if options.twice else None
             sys.stdout.write(_row("streams", "ours", "theirs", "speed", "mean",
                                   "p99", "theirs", "longest", "theirs"))  # fmt: skip
-            for count in counts:
+            for count in options.streams:
                 rounds, same = list[Pair](), list[Pair]()
                 for number in range(options.rounds + 1):
                     sizes = (count, options.prompt, options.max_tokens)
@@ -99,7 +100,7 @@ def _gaps(times: Sequence[float], begun: float, ended: float) -> list[float]:
 def _summary(streams: Sequence[Sequence[float]]) -> Steps:
     every = sorted(gap for stream in streams for gap in stream)
     if len(every) < 20:
-        raise ValueError("too few steps in which all streams decode")
+        raise SystemExit("too few steps in which all streams decode: more --max-tokens")
     return Steps(
         statistics.median(every),
         statistics.mean(every),

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import ask_all
+from bench.options import counts, positive
 from bench.servers import Setup, sidecar
+from sidecar.cli.server import at_least
 
 _BUILTIN = Path(__file__).parents[1] / "sidecar" / "builtin_model"
 _NOTE = {
@@ -42,16 +44,16 @@ def main(argv: list[str]) -> int:
         prog="python -m bench structured", description=__doc__
     )
     parser.add_argument("--model", type=Path, default=_BUILTIN)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--streams", default="1,8")
-    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--streams", type=counts, default="1,8")
+    parser.add_argument("--max-tokens", type=at_least(2), default=256)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(__file__).parents[1]
         setup = Setup(options.model.resolve(), None, tree, Path(scratch))
         with sidecar(setup) as port:
             sys.stdout.write(f"{'streams':>7}{'free':>9}{'held':>9}{'ratio':>8}\n")
-            for count in map(int, options.streams.split(",")):
+            for count in options.streams:
                 _measure(port, count, options)
     return 0
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.blas import build_shim
+from bench.options import positive
 from bench.servers import Setup, make_if_absent, sidecar
 
 _WORDS = ("file", "test", "line", "class", "value", "error", "index", "path", "name")
@@ -30,8 +31,10 @@ def main(argv: list[str]) -> int:
     """Exit code 0; the figures go to standard output, the picture to a file."""
     parser = argparse.ArgumentParser(prog="python -m bench turns", description=__doc__)
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=400, help="new ones each turn")
+    parser.add_argument("--turns", type=positive, default=20)
+    parser.add_argument(
+        "--tokens", type=positive, default=400, help="new ones each turn"
+    )
     parser.add_argument("--png", type=Path, help="draw it into this file")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
