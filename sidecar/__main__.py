@@ -195,7 +195,7 @@ def _end_now(code: int) -> NoReturn:
 
 def _with_place(fault: str, path: str | None) -> str:
     """Errors on the wire hold no path; here it is what the person wrote."""
-    if not path or path in fault or "DRAFT_MODEL" in fault:
+    if not path or path in fault or "the model that drafts for" in fault:
         return fault
     return f"{fault} (MODEL_PATH={path})"
 

@@ -352,7 +352,12 @@ def _build_services(
     records = RequestRecords(log, history, audit, limits)
     chat = ChatService(pool, config.generation, metrics, adapters, records)
     models = ModelService(
-        pool, vitals, settings_file(config), shared.capabilities, adapters
+        pool,
+        vitals,
+        settings_file(config),
+        shared.capabilities,
+        adapters,
+        config.engine.speculation,
     )
     native = NativeService(pool, chat, native_settings(config))
     settings.add(generation_part(chat, native))

@@ -197,7 +197,9 @@ class BatchScheduler:
             self.hand_over,
             AheadLimit(model.max_rows_ahead),
         )
-        running = Running(weights_count(model.model), lambda: self._arrays)
+        models = [one.model for one in (model, model.draft) if one]
+        num_weights = sum(map(weights_count, models))
+        running = Running(num_weights, lambda: self._arrays)
         self._unwatch = guard.process.watch(running)
         self._watchdog = Watchdog(config.watchdog_s, config.deadline_s)
         self.prefills = PrefillQueue(
@@ -294,7 +296,8 @@ class BatchScheduler:
     def _arrays(self) -> list[mx.array]:
         """What its running requests hold."""
         begun = [a for sequence in self.prefills.begun for a in sequence.arrays]
-        return begun + self._decode_batches.arrays
+        draft = self._decode_batches.draft_model
+        return begun + self._decode_batches.arrays + (draft.arrays if draft else [])
 
     def _free_rows(self) -> int:
         return min(self._max_rows - len(self._rows), self.admission.free_rows())

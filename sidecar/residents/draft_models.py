@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.loading.checkpoint_files import memory_limit
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import finish, read_model
-from sidecar.engine.loading.model_place import ModelSource
+from sidecar.engine.loading.model_place import ModelSource, early_fault
 from sidecar.engine.loading.model_source import find_model
 from sidecar.kv.kv_layers import is_sliceable
 from sidecar.residents.model_settings import read_settings, settings_file
@@ -43,6 +44,14 @@ def check_draft_settings(config: Config) -> None:
                 "SPECULATION=draft needs DRAFT_MODEL, a hub id or a folder, or a "
                 "draft_model in the file of MODEL_SETTINGS_PATH"
             )
+
+
+def draft_fault(place: str, speculation: str) -> str | None:
+    """Why a model cannot be given this draft model; None: its load will say more."""
+    if speculation != "draft":
+        return f"it is used with SPECULATION=draft only, and SPECULATION={speculation}"
+    place = os.path.expanduser(place)
+    return None if place in BUILTIN else early_fault(place, None)
 
 
 def find_draft(spec: ModelSpec, config: Config, shared: Shared) -> ModelSource | None:
@@ -83,11 +92,11 @@ def with_draft(
     try:
         with _naming_the_draft(spec):
             draft = _read(source, config, gpu)
-        try:
-            _check(draft, large)
-        except BaseException:
-            gpu.call(draft.release)
-            raise
+            try:
+                _check(draft, large)
+            except BaseException:
+                gpu.call(draft.release)
+                raise
     except BaseException:
         gpu.call(large.release)
         raise
@@ -97,11 +106,12 @@ def with_draft(
 @contextlib.contextmanager
 def _naming_the_draft(spec: ModelSpec) -> Iterator[None]:
     """A fault of the small model is not taken for the large one's."""
+    setting = "DRAFT_MODEL" if spec.draft_model is None else "its draft_model"
     try:
         yield
     except ModelLoadFailed as error:
         raise ModelLoadFailed(
-            f"the model that drafts for {spec.id} (DRAFT_MODEL): {error.message}"
+            f"the model that drafts for {spec.id} ({setting}): {error.message}"
         ) from error
 
 
@@ -122,7 +132,7 @@ def _check(draft: LoadedModel, large: LoadedModel) -> None:
     Raises:
         ModelLoadFailed: its tokens are others, or its KV cannot be cut back.
     """
-    what = f"DRAFT_MODEL {draft.name} cannot draft for {large.name}: "
+    what = f"{draft.name} cannot draft for {large.name}: "
     own, other = _vocabulary(draft), _vocabulary(large)
     if own != other:
         differing = own.items() ^ other.items()

@@ -19,6 +19,7 @@ from sidecar.engine.process_memory import ProcessMemory
 from sidecar.residents.capability_record import CapabilityRecord, CapabilityRecords
 from sidecar.residents.catalog import DEFAULT_NAMES
 from sidecar.residents.detection import TEXT_KINDS
+from sidecar.residents.draft_models import draft_fault
 from sidecar.residents.load_waits import LoadSteps
 from sidecar.residents.model_settings import keep_settings
 from sidecar.residents.model_state import ModelView, ServedModel
@@ -98,8 +99,10 @@ class ModelService:
         settings_file: Path,
         capabilities: CapabilityRecords,
         adapters: AdapterFolder,
+        speculation: str,
     ) -> None:
         self._capabilities = capabilities
+        self._speculation = speculation
         self._adapters = adapters
         self._pool = pool
         self._vitals = vitals
@@ -201,10 +204,11 @@ class ModelService:
             Why it holds for this run alone; None: it outlives it.
 
         Raises:
-            BadRequest: the adapter of a folder could not be served; nothing is set.
+            BadRequest: an adapter or a draft model could not be used; nothing is set.
         """
         entry = self._pool.entry(name)
         _check_adapter(changes.get("adapter_path"))
+        self._check_draft(changes.get("draft_model"))
         if (pinned := changes.get("pinned")) is not None:
             self._pool.set_pinned(name, pinned=pinned)
         if (ttl_s := changes.get("ttl_seconds")) is not None:
@@ -221,6 +225,11 @@ class ModelService:
         self._pool.rescan(at_once=True)  # a load from now on is by what was set
         self._pool.try_again(name)
         return None
+
+    def _check_draft(self, place: str | None) -> None:
+        """As for an adapter; what it takes to know its tokens is left to the load."""
+        if place and (why := draft_fault(place, self._speculation)):
+            raise BadRequest(f"draft_model cannot be used: {why}", param="draft_model")
 
     def progress(self, name: str) -> LoadSteps:
         """Steps of a model's load, until `ready`, or `error` with the reason."""

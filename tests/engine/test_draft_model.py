@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import mlx.core as mx
 import pytest
 
@@ -20,6 +21,7 @@ from sidecar.residents.catalog import find_catalog
 from sidecar.residents.draft_models import check_draft_settings
 from sidecar.residents.model_settings import ModelSettings
 from testkit.jobs import by_hand, finish, leased_engine, random_ids, run, submit
+from testkit.raw_http import eventually
 from testkit.servers import running_sidecar
 from testkit.tiny_models import make_model
 from tests.engine.test_speculation import plain, some_case
@@ -159,7 +161,7 @@ def test_another_vocabulary_is_refused(
     file = other / "tokenizer.json"
     text = file.read_text("utf-8").replace("<|im_end|>", "<|im_stop|>")
     file.write_text(text, "utf-8")
-    words = r"DRAFT_MODEL other .* differ in 2 tokens"
+    words = r"\(DRAFT_MODEL\): other cannot .* differ in 2 tokens"
     with (
         pytest.raises(Exception, match=words),
         served(model_folder("dense"), other),
@@ -270,6 +272,62 @@ def test_a_fault_of_the_small_model_names_it(
         served(model_folder("dense"), tmp_path / "none"),
     ):
         pass
+
+
+def test_buffers_of_the_small_model_are_counted(model_folder: ModelFolder) -> None:
+    """Its weights, and what it holds for the row that decodes."""
+
+    def counted(app: App) -> int:
+        app.gpu.call(app.shared.process.count_buffers)
+        return app.shared.process.live_buffers
+
+    with running_sidecar({"MODEL_PATH": str(model_folder("dense"))}) as app:
+        alone = counted(app)
+    with served(model_folder("dense"), model_folder("dense")) as (app, engine):
+        with_draft = counted(app)
+        assert with_draft == 2 * alone
+        job = submit(engine, random_ids(3, 40), 4000, temperature=0)
+        assert eventually(lambda: "model" in job.draft_counts and accepted(job) > 0)
+        running = counted(app)
+        num_layers = len(engine.model.new_cache())
+        assert running >= with_draft + 4 * num_layers  # keys and values of both
+        engine.release(job)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "place", "words"),
+    [
+        ("auto", "MODEL", "SPECULATION=draft only, and SPECULATION=auto"),
+        ("off", "MODEL", "SPECULATION=draft only, and SPECULATION=off"),
+        ("draft", "/nonexistent", "there is no such folder"),
+        ("draft", "FILE", "give the folder that holds the model"),
+    ],
+)
+def test_a_draft_model_of_no_use_is_refused_when_it_is_set(
+    speculation: str,
+    place: str,
+    words: str,
+    model_folder: ModelFolder,
+    tmp_path: Path,
+) -> None:
+    """Nothing is set then; the model goes on as it was."""
+    folder = str(model_folder("dense"))
+    (tmp_path / "file").touch()
+    given = {"MODEL": folder, "FILE": str(tmp_path / "file")}.get(place, place)
+    settings = {"MODEL_PATH": folder, "SPECULATION": speculation}
+    if speculation == "draft":
+        settings["DRAFT_MODEL"] = folder
+    with running_sidecar(settings) as app:
+        url = f"{app.url}/admin/models/local/settings"
+        answer = httpx.post(
+            url, json={"draft_model": given, "pinned": True}, timeout=60
+        )
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == "draft_model"
+        assert words in error["message"]
+        assert not app.pool.entry("local").pinned
+        assert httpx.post(url, json={"draft_model": ""}, timeout=60).status_code == 200
 
 
 def test_what_a_load_takes_has_the_small_model_in_it(

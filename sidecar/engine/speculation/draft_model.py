@@ -18,7 +18,13 @@ import mlx.core as mx
 from sidecar.engine.sampling import Drawing, RowSampler, Sampler
 from sidecar.engine.speculation import padded_kv
 from sidecar.engine.speculation.draft_length import DraftPrices
-from sidecar.kv.kv_layers import KVLayers, evaluate, is_attention_planned, trim
+from sidecar.kv.kv_layers import (
+    KVLayers,
+    arrays_of,
+    evaluate,
+    is_attention_planned,
+    trim,
+)
 
 if TYPE_CHECKING:
     from sidecar.engine.loading.loaded_model import LoadedModel
@@ -46,6 +52,11 @@ class DraftModel:
         self._first = 0  # the place of the first token that is held, in its row
         self._held: list[int] = []
         self._cache: KVLayers = []
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What its caches hold."""
+        return arrays_of(self._cache)
 
     def drafter(self, last: Sequence[int], sampler: Sampler) -> "ModelDrafter":
         """
