@@ -56,7 +56,7 @@ from sidecar.live_parts import (
 from sidecar.memory.tombstones import Tombstones
 from sidecar.residents.capability_record import CapabilityRecords
 from sidecar.residents.catalog import Catalog, find_catalog
-from sidecar.residents.draft_models import check_draft_settings
+from sidecar.residents.draft_models import check_draft_settings, draft_fault
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader
 from sidecar.residents.model_settings import (
@@ -357,7 +357,7 @@ def _build_services(
         settings_file(config),
         shared.capabilities,
         adapters,
-        config.engine.speculation,
+        lambda place: draft_fault(place, config.engine.speculation),
     )
     native = NativeService(pool, chat, native_settings(config))
     settings.add(generation_part(chat, native))

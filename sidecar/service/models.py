@@ -19,7 +19,6 @@ from sidecar.engine.process_memory import ProcessMemory
 from sidecar.residents.capability_record import CapabilityRecord, CapabilityRecords
 from sidecar.residents.catalog import DEFAULT_NAMES
 from sidecar.residents.detection import TEXT_KINDS
-from sidecar.residents.draft_models import draft_fault
 from sidecar.residents.load_waits import LoadSteps
 from sidecar.residents.model_settings import keep_settings
 from sidecar.residents.model_state import ModelView, ServedModel
@@ -90,7 +89,12 @@ class Vitals:
 
 
 class ModelService:
-    """Lists models, reports health, loads and unloads by hand. Any thread."""
+    """
+    Lists models, reports health, loads and unloads by hand. Any thread.
+
+    Args:
+        draft_fault: why a model of a place cannot draft for another one.
+    """
 
     def __init__(
         self,
@@ -99,10 +103,10 @@ class ModelService:
         settings_file: Path,
         capabilities: CapabilityRecords,
         adapters: AdapterFolder,
-        speculation: str,
+        draft_fault: Callable[[str], str | None],
     ) -> None:
         self._capabilities = capabilities
-        self._speculation = speculation
+        self._draft_fault = draft_fault
         self._adapters = adapters
         self._pool = pool
         self._vitals = vitals
@@ -228,7 +232,7 @@ class ModelService:
 
     def _check_draft(self, place: str | None) -> None:
         """As for an adapter; what it takes to know its tokens is left to the load."""
-        if place and (why := draft_fault(place, self._speculation)):
+        if place and (why := self._draft_fault(place)):
             raise BadRequest(f"draft_model cannot be used: {why}", param="draft_model")
 
     def progress(self, name: str) -> LoadSteps:
