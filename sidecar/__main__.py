@@ -35,7 +35,8 @@ logger = logging.getLogger("sidecar")
 
 _POLL_S = 0.1
 _LOAD_END_S = 1.0  # of a load that nobody is served by any more
-_END_S = 90.0  # of the end when no answer runs any more; KV is written meanwhile
+_END_S = 180.0  # of the end when no answer runs any more; KV is written meanwhile
+_PRINTING_S = 5.0  # where the threads stand; nobody may read it
 _MAX_CHARS = 1000
 
 _FLAGS = (  # group, flag, variable
@@ -179,10 +180,13 @@ def _end_within(seconds: float) -> None:
     """
     Exit with 1 then, whatever hangs, and print where each thread stands.
 
-    No thread of Python's: what hangs may hold the interpreter.
+    No thread of Python's: what hangs may hold the interpreter. Where stderr takes
+    nothing, the system ends the process by SIGALRM.
     """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds + _PRINTING_S)
     with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
-        faulthandler.dump_traceback_later(seconds, exit=True)  # needs a stderr
+        faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 def _end_now(code: int) -> NoReturn:

@@ -72,6 +72,19 @@ def by_hand(app: App, engine: TextEngine) -> Iterator[Callable[[int], None]]:
         app.gpu.add_worker(loop)
 
 
+def step_until(make: Callable[[int], None], check: Callable[[], bool]) -> None:
+    """
+    Make steps until a check holds; fails the test if it does not.
+
+    How many it takes hangs on the machine: prompts and rows share the time.
+    """
+    for _ in range(500):
+        if check():
+            return
+        make(1)
+    raise AssertionError("it does not come to hold in 500 steps")
+
+
 @contextmanager
 def leased_engine(app: App) -> Iterator[TextEngine]:
     """The engine of a running sidecar."""

@@ -61,7 +61,7 @@ class DecodeBatches:
     The decode batches of one model; as DecodeBatch, GPU thread only.
 
     What raises while it changes a batch leaves that between two states: the batch is
-    given up, and `take_lost` tells which sequences were in it.
+    given up, and `take_fault` tells why. Its sequences are no batch's then (`uids`).
 
     Args:
         ahead_limit: of how many rows steps are described ahead; default: of none.
@@ -80,7 +80,7 @@ class DecodeBatches:
         self.may_batch = True  # False: each row decodes in a batch of its own
         self._model = model
         self._batches: list[SpeculatingBatch] = []
-        self._lost: dict[int, BaseException] = {}
+        self._fault: BaseException | None = None
         self._lengths: dict[int, int] = {}
         self._windows: dict[int, int] = {}  # of the rows whose context may rotate
         self._rotated: set[int] = set()  # each in a batch of its own
@@ -107,6 +107,11 @@ class DecodeBatches:
     def has_rows(self) -> bool:
         """Whether any sequence is left."""
         return bool(self._batches)
+
+    @property
+    def uids(self) -> set[int]:
+        """The sequences of all batches."""
+        return {uid for batch in self._batches for uid in batch.uids}
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -339,27 +344,31 @@ class DecodeBatches:
     @contextlib.contextmanager
     def _changing(self, batch: SpeculatingBatch) -> Iterator[None]:
         """Give the batch up if what is done with it raises."""
+        uids = [*batch.uids]  # one that ends may have left it when the error comes
         try:
             yield
         except BaseException as error:
-            self._give_up(batch, error)
+            self._give_up(batch, uids, error)
             raise
 
-    def _give_up(self, batch: SpeculatingBatch, error: BaseException) -> None:
+    def _give_up(
+        self, batch: SpeculatingBatch, uids: Sequence[int], error: BaseException
+    ) -> None:
+        self._fault = error
         self._batches = [other for other in self._batches if other is not batch]
-        for uid in batch.uids:
-            self._lost[uid] = error
+        for uid in {*uids, *batch.uids}:
             self._forget(uid)
 
     def give_up_next(self, error: BaseException) -> None:
         """Give the next batch up, unless one has been: else it would fail for ever."""
-        if self._batches and not self._lost:
-            self._give_up(self._batches[0], error)
+        if self._fault is None and self._batches:
+            self._give_up(self._batches[0], (), error)
+        self._fault = error
 
-    def take_lost(self) -> dict[int, BaseException]:
-        """The sequences whose batch was given up since, each with the reason."""
-        lost, self._lost = self._lost, {}
-        return lost
+    def take_fault(self) -> BaseException | None:
+        """Why a batch was given up since; None: none was."""
+        fault, self._fault = self._fault, None
+        return fault
 
     def extract(self, uid: int) -> KVLayers:
         """The caches of a sequence."""
@@ -381,7 +390,6 @@ class DecodeBatches:
                     logger.exception("rows could not be taken out of their batch")
         for uid in uids:
             self._forget(uid)
-            self._lost.pop(uid, None)
         self._drop_empty()
 
     def _forget(self, uid: int) -> None:

@@ -322,11 +322,12 @@ class BatchScheduler:
             row.job.due = NOTHING
 
     def _end_lost(self) -> None:
-        """End the jobs whose caches an error has cost."""
-        while lost := self._decode_batches.take_lost():
-            for uid, error in lost.items():
-                if row := self._rows.get(uid):
-                    self._fail(row.job, error)
+        """End the jobs with a row that no batch holds: an error has cost it."""
+        while (fault := self._decode_batches.take_fault()) is not None:
+            held = self._decode_batches.uids
+            lost = {row.job for uid, row in self._rows.items() if uid not in held}
+            for job in lost:
+                self._fail(job, fault)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """End a job, and all its rows in whatever batch."""
@@ -336,15 +337,25 @@ class BatchScheduler:
         self._end(job, failure)
 
     def _end(self, job: Job, failure: SidecarError) -> None:
-        """Tell a job why it ends; its rows leave, and nothing of them is kept."""
+        """
+        Tell a job why it ends; its rows leave, and nothing of them is kept.
+
+        It raises nothing: others may be still to be told.
+        """
         uids = [uid for uid, row in self._rows.items() if row.job is job]
         rows = [self._rows.pop(uid) for uid in uids]
         self._decode_batches.remove(uids)
+        for row in rows:
+            self._abandon(row.sequence)
+        job.emit(JobFailed(failure))
+
+    def _abandon(self, sequence: Sequence) -> None:
         try:
-            for row in rows:
-                row.sequence.abandon(self._store)
-        finally:
-            job.emit(JobFailed(failure))
+            sequence.abandon(self._store)
+        except BaseException:
+            logger.exception(
+                "a sequence was not let go model=%s", self._model.name
+            )
 
     def _drop_rows(self) -> None:
         """End who was cancelled, made no progress or took too long."""
@@ -377,7 +388,7 @@ class BatchScheduler:
         except BaseException as error:
             logger.exception("prefill failed model=%s", self._model.name)
             self.prefills.done()
-            sequence.abandon(self._store)
+            self._abandon(sequence)
             failure = GenerationFailed(f"the prompt could not be computed: {error}")
             self._end(sequence.job, failure)
 
@@ -577,4 +588,4 @@ class BatchScheduler:
             row.sequence.commit(self._store, row.job.spec.model_ids, None)
         except BaseException:
             logger.exception("a row's KV is lost model=%s", self._model.name)
-            row.sequence.abandon(self._store)
+            self._abandon(row.sequence)

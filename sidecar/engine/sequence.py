@@ -163,9 +163,11 @@ class Sequence:
 
     def abandon(self, store: "PrefixStore") -> None:
         """End it without keeping anything: its KV is lost."""
-        store.budget.released.hold(arrays_of(self._layers))
-        store.abandon(self._lease)
-        self._end()
+        try:
+            store.budget.released.hold(arrays_of(self._layers))
+            store.abandon(self._lease)
+        finally:
+            self._end()
 
     def _end(self) -> None:
         self.state = "ended"

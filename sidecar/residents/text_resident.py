@@ -251,6 +251,9 @@ class TextLoader:
     ) -> None:
         """Have each way of reuse tried, and every kernel used once."""
         shared, model, when = self._shared, engine.model, self._config.cache.selftest
+        if kept.tested.get("ahead") == "failed":  # maybe while it was used, untested
+            engine.selftest["ahead"] = "failed"
+            shared.gpu.call(lambda: engine.allow("ahead", is_allowed=False))
         test = SelfTest(model)
         if shared.disk is None or not shared.disk.is_usable:
             test.skip("disk")

@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.models.cache import BatchKVCache
 
 from sidecar.app import App
 from sidecar.core.errors import GenerationFailed, UnsupportedSchema
 from sidecar.core.prompt import ModelIds
 from sidecar.engine import decode_batches
 from sidecar.engine.decode_batch import DecodeBatch
-from sidecar.engine.job import JobFailed, Token
+from sidecar.engine.job import Job, JobFailed, Token
 from sidecar.engine.scheduler import ChoiceRow
 from sidecar.engine.text_engine import TextEngine
+from sidecar.kv.prefix_store import PrefixStore
 from testkit.jobs import (
     by_hand,
     drain,
@@ -21,8 +23,8 @@ from testkit.jobs import (
     leased_engine,
     random_ids,
     run,
+    step_until,
     submit,
-    wait_for,
 )
 from testkit.raw_http import eventually
 from testkit.servers import running_sidecar
@@ -134,10 +136,21 @@ def fails_once(kind: type, name: str, patch: pytest.MonkeyPatch) -> list[bool]:
 def check_sound(served: App, engine: TextEngine) -> None:
     """Nothing is left of jobs that ended, and a next one is answered."""
     assert eventually(lambda: served.gpu.call(lambda: engine.is_idle))
+    assert engine._admission.num_open == 0
     assert engine.store.check_integrity() == []
     assert engine._loop._rows == {}
     assert not engine._loop._decode_batches.has_rows
     assert run(engine, random_ids(9, 50), 4).failure is None
+
+
+def sizes(engine: TextEngine) -> list[int]:
+    """Of the decode batches."""
+    return sorted(len(b.uids) for b in engine._loop._decode_batches._batches)
+
+
+def num_told(job: Job) -> int:
+    """How often it was told that it failed, of what it was told since."""
+    return [type(event) for event in drain(job)].count(JobFailed)
 
 
 def test_a_row_that_cannot_be_read_out_harms_no_other(
@@ -145,15 +158,14 @@ def test_a_row_that_cannot_be_read_out_harms_no_other(
 ) -> None:
     """Its client has left; what its prompt computed is lost, and nothing else."""
     with leased_engine(served) as engine:
-        alone = run(engine, random_ids(2, 90), 60)
+        alone = run(engine, random_ids(2, 90), 200)
         left = submit(engine, random_ids(1, 40), 5000)
-        stays = submit(engine, random_ids(2, 90), 60)
+        stays = submit(engine, random_ids(2, 90), 200)
         with by_hand(served, engine) as make:
-            make(12)
-            wait_for(left, Token)
+            step_until(make, lambda: sizes(engine) == [2])
             calls = fails_once(DecodeBatch, "extract_cache", monkeypatch)
             engine.release(left)
-            make(2)
+            step_until(make, lambda: sizes(engine) == [1])
             assert calls
         assert finish(engine, stays).choices[0].ids == alone.choices[0].ids
         check_sound(served, engine)
@@ -166,18 +178,92 @@ def test_all_rows_of_a_batch_that_an_error_hits_are_told(
     """While one leaves it, or one joins, or it decodes: nobody waits for ever."""
     with leased_engine(served) as engine, by_hand(served, engine) as make:
         jobs = [submit(engine, random_ids(seed, 40), 5000) for seed in (1, 2)]
-        make(12)
-        calls = fails_once(DecodeBatch, name, monkeypatch)
-        engine.release(jobs.pop(0))
+        step_until(make, lambda: sizes(engine) == [2])
         if name == "_to_batch":
-            make(4)  # one is alone now
+            engine.release(jobs.pop(0))
+            step_until(make, lambda: sizes(engine) == [1])
             jobs.append(submit(engine, random_ids(3, 40), 5000))
-        make(6)
-        assert calls
+        calls = fails_once(DecodeBatch, name, monkeypatch)
+        if name == "filter":
+            engine.release(jobs.pop(0))
+        step_until(make, lambda: bool(calls))
+        make(1)
+        assert sizes(engine) == []
+        assert [num_told(job) for job in jobs] == [1] * len(jobs)
         for job in jobs:
-            events = drain(job)
-            assert isinstance(events[-1], JobFailed)
-            assert sum(isinstance(event, JobFailed) for event in events) == 1
+            engine.release(job)
+    with leased_engine(served) as engine:
+        check_sound(served, engine)
+
+
+@pytest.mark.parametrize("max_tokens", [60, 5000], ids=["ends", "goes on"])
+def test_a_row_that_ends_in_a_step_that_fails_is_told(
+    max_tokens: int, served: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has left its batch already; all answers of a job are told at once."""
+    with leased_engine(served) as engine, by_hand(served, engine) as make:
+        jobs = [
+            submit(engine, random_ids(1, 40), 50),
+            submit(engine, random_ids(2, 40), max_tokens, n=2),
+        ]
+        step_until(make, lambda: sizes(engine) == [3])
+        calls = fails_once(BatchKVCache, "filter", monkeypatch)
+        step_until(make, lambda: bool(calls))
+        make(1)
+        assert [num_told(job) for job in jobs] == [1, 1]
+        for job in jobs:
+            engine.release(job)
+    with leased_engine(served) as engine:
+        check_sound(served, engine)
+
+
+@pytest.mark.parametrize("is_let_go", [True, False])
+def test_a_row_of_another_batch_goes_on(
+    is_let_go: bool, served: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a lost row cannot be let go of: the others are told."""
+    original = DecodeBatch.next
+
+    def failing(batch: DecodeBatch) -> Any:
+        if len(batch.uids) == 2:
+            raise RuntimeError("planted failure")
+        return original(batch)
+
+    with leased_engine(served) as engine, by_hand(served, engine) as make:
+        lost = [submit(engine, random_ids(seed, 40), 5000) for seed in (2, 3)]
+        step_until(make, lambda: sizes(engine) == [2])
+        monkeypatch.setattr(decode_batches, "_MAX_PADDING", 0)
+        other = submit(engine, random_ids(1, 90), 5000)
+        step_until(make, lambda: sizes(engine) == [1, 2])
+        with monkeypatch.context() as planted_fault:
+            if not is_let_go:
+                fails_once(PrefixStore, "abandon", planted_fault)
+            planted_fault.setattr(DecodeBatch, "next", failing)
+            step_until(make, lambda: sizes(engine) == [1])
+        drain(other)
+        step_until(make, lambda: any(isinstance(e, Token) for e in drain(other)))
+        assert [num_told(job) for job in lost] == [1, 1]
+        for job in (other, *lost):
+            engine.release(job)
+    if is_let_go:
+        with leased_engine(served) as engine:
+            check_sound(served, engine)
+
+
+def test_a_lone_row_that_cannot_be_lent_from_is_told(
+    served: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had to catch up with is half in its caches: nobody decodes on them."""
+    with leased_engine(served) as engine, by_hand(served, engine) as make:
+        lender = submit(engine, random_ids(1, 60), 5000)
+        step_until(make, lambda: sizes(engine) == [1])
+        drain(lender)
+        calls = fails_once(DecodeBatch, "_catch_up", monkeypatch)
+        borrower = submit(engine, random_ids(1, 60), 8)
+        step_until(make, lambda: bool(calls))
+        make(1)
+        assert num_told(lender) == 1
+        for job in (lender, borrower):
             engine.release(job)
     with leased_engine(served) as engine:
         check_sound(served, engine)
@@ -190,9 +276,8 @@ def test_a_job_one_of_whose_answers_cannot_be_begun_ends_whole(
     original = decode_batches.DecodeBatches.join
     with leased_engine(served) as engine, by_hand(served, engine) as make:
         alone = submit(engine, random_ids(2, 90), 5000)
-        make(6)
-        batches = engine._loop._decode_batches
-        joined = list[int]()
+        step_until(make, lambda: sizes(engine) == [1])
+        batches, joined = engine._loop._decode_batches, list[int]()
 
         def failing(*args: Any, **kwargs: Any) -> None:
             joined.append(1)
@@ -202,16 +287,12 @@ def test_a_job_one_of_whose_answers_cannot_be_begun_ends_whole(
 
         monkeypatch.setattr(batches, "join", failing)
         lost = submit(engine, random_ids(1, 40), 5000, n=3)
-        make(8)
-        assert len(joined) == 2
-        failures = [e for e in drain(lost) if isinstance(e, JobFailed)]
-        assert len(failures) == 1
+        step_until(make, lambda: len(joined) == 2)
+        assert num_told(lost) == 1
         assert [row.job for row in engine._loop._rows.values()] == [alone]
         drain(alone)
-        make(2)
-        assert drain(alone)
+        step_until(make, lambda: any(isinstance(e, Token) for e in drain(alone)))
         for job in (alone, lost):
             engine.release(job)
-        make(2)
     with leased_engine(served) as engine:
         check_sound(served, engine)

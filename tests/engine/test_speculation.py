@@ -24,6 +24,7 @@ from testkit.jobs import (
     leased_engine,
     random_ids,
     run,
+    step_until,
     submit,
 )
 from testkit.servers import running_sidecar
@@ -331,13 +332,12 @@ def test_a_row_is_drafted_again_when_it_is_alone_again(
         job = begun(engine, ids, said, 60)
         step(2)
         second = submit(engine, other, 4, temperature=0)
-        step(3)
-        assert len(batches._batches[0].uids) == 2
+        sizes = lambda: [len(batch.uids) for batch in batches._batches]  # noqa: E731
+        step_until(step, lambda: sizes() == [2])
         calls = job.draft_counts["lookup"].calls
-        step(8)
+        step_until(step, lambda: sizes() == [1])
         assert finish(engine, second).choices[0].reason == "length"
-        step(2)
-        assert job.draft_counts["lookup"].calls > calls
+        step_until(step, lambda: job.draft_counts["lookup"].calls > calls)
     assert finish(engine, job).choices[0].ids == said.ids
 
 

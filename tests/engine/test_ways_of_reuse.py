@@ -112,15 +112,16 @@ def test_steps_that_are_wrong_ahead_are_described_in_their_turn(
     assert answer("ahead") == expected
 
 
+@pytest.mark.parametrize("selftest", ["on_load", "off"])
 def test_what_fails_while_it_is_used_is_shown(
-    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+    selftest: str, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     Its test had passed; the answer is right, and no other step is tried.
 
     Nor after the model was unloaded and loaded again.
     """
-    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "on_load"}
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": selftest}
     forward = LoadedModel.forward
 
     def faulty(*arguments: Any, **named: Any) -> mx.array:
