@@ -119,13 +119,22 @@ def test_a_prompt_that_cannot_be_begun_is_told_so(
         assert run(engine, bad, 4).failure is None
 
 
-def fails_once(kind: type, name: str, patch: pytest.MonkeyPatch) -> list[bool]:
-    """Have a method raise in its first call from now on; filled by that call."""
+def fails_once(
+    kind: type, name: str, patch: pytest.MonkeyPatch, *, is_late: bool = False
+) -> list[bool]:
+    """
+    Have a method raise in its first call from now on; filled by that call.
+
+    Args:
+        is_late: whether it does its work before.
+    """
     original, calls = getattr(kind, name), list[bool]()
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls.append(True)
         if len(calls) == 1:
+            if is_late:
+                original(*args, **kwargs)
             raise RuntimeError("planted failure")
         return original(*args, **kwargs)
 
@@ -138,6 +147,8 @@ def check_sound(served: App, engine: TextEngine) -> None:
     assert eventually(lambda: served.gpu.call(lambda: engine.is_idle))
     assert engine._admission.num_open == 0
     assert engine.store.check_integrity() == []
+    nodes = [*engine.store._tree.nodes()]
+    assert not any(node.leases or node.borrower for node in nodes)
     assert engine._loop._rows == {}
     assert not engine._loop._decode_batches.has_rows
     assert run(engine, random_ids(9, 50), 4).failure is None
@@ -221,7 +232,7 @@ def test_a_row_that_ends_in_a_step_that_fails_is_told(
 def test_a_row_of_another_batch_goes_on(
     is_let_go: bool, served: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a lost row cannot be let go of: the others are told."""
+    """Also where letting go of a lost row raises: the others are told."""
     original = DecodeBatch.next
 
     def failing(batch: DecodeBatch) -> Any:
@@ -237,7 +248,7 @@ def test_a_row_of_another_batch_goes_on(
         step_until(make, lambda: sizes(engine) == [1, 2])
         with monkeypatch.context() as planted_fault:
             if not is_let_go:
-                fails_once(PrefixStore, "abandon", planted_fault)
+                fails_once(PrefixStore, "abandon", planted_fault, is_late=True)
             planted_fault.setattr(DecodeBatch, "next", failing)
             step_until(make, lambda: sizes(engine) == [1])
         drain(other)
@@ -245,9 +256,8 @@ def test_a_row_of_another_batch_goes_on(
         assert [num_told(job) for job in lost] == [1, 1]
         for job in (other, *lost):
             engine.release(job)
-    if is_let_go:
-        with leased_engine(served) as engine:
-            check_sound(served, engine)
+    with leased_engine(served) as engine:
+        check_sound(served, engine)
 
 
 def test_a_lone_row_that_cannot_be_lent_from_is_told(
@@ -294,5 +304,25 @@ def test_a_job_one_of_whose_answers_cannot_be_begun_ends_whole(
         step_until(make, lambda: any(isinstance(e, Token) for e in drain(alone)))
         for job in (alone, lost):
             engine.release(job)
+    with leased_engine(served) as engine:
+        check_sound(served, engine)
+
+
+def test_what_fails_before_each_step_ends_the_rows(
+    served: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no batch's error; without an end it would be tried for ever."""
+    with leased_engine(served) as engine, by_hand(served, engine) as make:
+        job = submit(engine, random_ids(1, 40), 5000)
+        step_until(make, lambda: sizes(engine) == [1])
+
+        def failing(_batches: decode_batches.DecodeBatches) -> list[int]:
+            raise RuntimeError("planted failure")
+
+        with monkeypatch.context() as planted_fault:
+            planted_fault.setattr(decode_batches.DecodeBatches, "full_windows", failing)
+            make(1)
+        assert num_told(job) == 1
+        engine.release(job)
     with leased_engine(served) as engine:
         check_sound(served, engine)
