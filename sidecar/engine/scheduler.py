@@ -353,9 +353,7 @@ class BatchScheduler:
         try:
             sequence.abandon(self._store)
         except BaseException:
-            logger.exception(
-                "a sequence was not let go model=%s", self._model.name
-            )
+            logger.exception("a sequence was not let go model=%s", self._model.name)
 
     def _drop_rows(self) -> None:
         """End who was cancelled, made no progress or took too long."""
