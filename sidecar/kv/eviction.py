@@ -222,13 +222,21 @@ def plan_eviction(
 
 def _are_few(trees: Trees, limits: Limits) -> bool:
     """Whether conversations, and the buffers that they lie in, are within the caps."""
-    if sum(len(tree.leaves) for tree in trees) > limits.max_leaves:
+    leaves = [node for tree in trees for node in tree.leaves]
+    # What a batch is computing is the first to go when it ends: until then it costs
+    # nobody a conversation.
+    kept = [node for node in leaves if not (node.is_batch and _is_in_use(node))]
+    if len(kept) > limits.max_leaves:
         return False
     return sum(tree.num_arrays for tree in trees) <= limits.max_buffers
 
 
 def _free_leaves(tree: RadixTree) -> list[Node]:
-    return [n for n in tree.leaves if not n.leases and n.borrower is None]
+    return [node for node in tree.leaves if not _is_in_use(node)]
+
+
+def _is_in_use(node: Node) -> bool:
+    return bool(node.leases) or node.borrower is not None
 
 
 def _kept_depth(leaf: Node, over: int) -> int:

@@ -266,6 +266,21 @@ def test_everything_can_go_at_once(make_store: MakeStore) -> None:
 
 
 @on_gpu
+def test_what_a_batch_computes_costs_no_conversation(make_store: MakeStore) -> None:
+    """However many of its rows run at once; when they end they are the first to go."""
+    store = make_store(max_leaves=2)
+    run(store, ids_of(1, 100), owner=MAIN)
+    batch = owned("", is_batch=True)
+    rows = [Running(store, ids_of(n, 30), batch).prefill() for n in range(2, 8)]
+    assert len([*store._tree.leaves]) == 7
+    for row in rows:
+        row.decode((1, 2)).finish()
+        assert stored(store, ids_of(1, 100)) == 100
+    assert len([*store._tree.leaves]) == 2
+    assert store.check_integrity() == []
+
+
+@on_gpu
 def test_nothing_leased_or_lent_is_evicted(make_store: MakeStore) -> None:
     """A budget of one byte, and still all that running requests use stays."""
     store = make_store()
