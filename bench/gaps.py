@@ -18,10 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.clients import Answer, ask_all
-from bench.options import above_zero, positive
+from bench.options import above_zero, positive, several
 from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, sidecar
-from sidecar.cli.server import at_least
 
 
 def main(argv: list[str]) -> int:
@@ -29,7 +28,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench gaps", description=__doc__)
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
     parser.add_argument("--prompt", type=positive, default=1024, help="tokens of each")
-    parser.add_argument("--max-tokens", type=at_least(2), default=4000)
+    parser.add_argument("--max-tokens", type=several, default=4000)
     parser.add_argument("--streams", type=positive, default=32)
     parser.add_argument("--every", type=above_zero, default=0.3, help="seconds")
     parser.add_argument("--rounds", type=positive, default=2)

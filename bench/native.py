@@ -22,10 +22,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bench.clients import ask_all
-from bench.options import positive
+from bench.options import positive, several
 from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, sidecar
-from sidecar.cli.server import at_least
 
 _RANK, _NUM_ADAPTERS, _NUM_STREAMS = 8, 5, 8
 _LABELS = [" cats", " dogs"]
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--texts", type=positive, default=1000)
-    parser.add_argument("--max-tokens", type=at_least(2), default=400)
+    parser.add_argument("--max-tokens", type=several, default=400)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         model = (options.model or Path(scratch) / "model").resolve()

@@ -5,6 +5,7 @@ import argparse
 from sidecar.cli.server import at_least
 
 positive = at_least(1)
+several = at_least(2)
 
 
 def counts(text: str) -> list[int]:

@@ -25,10 +25,9 @@ from typing import Any
 
 from bench.blas import build_shim
 from bench.clients import Answer, ask_all
-from bench.options import positive
+from bench.options import positive, several
 from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, sidecar
-from sidecar.cli.server import at_least
 
 _HALF_S = 0.5
 _WARM_UP = 64  # tokens
@@ -66,7 +65,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
     parser.add_argument("--pages", type=positive, default=3)
     parser.add_argument("--streams", type=positive, default=8)
-    parser.add_argument("--max-tokens", type=at_least(2), default=200)
+    parser.add_argument("--max-tokens", type=several, default=200)
     parser.add_argument("--rounds", type=positive, default=6)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import ask_all
-from bench.options import counts, positive
+from bench.options import counts, positive, several
 from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, sidecar
-from sidecar.cli.server import at_least
 
 _WARM = {"temperature": 0.8}
 _FILTERS = {"top_p": 0.95, "top_k": 40, "min_p": 0.05}
@@ -47,7 +46,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--streams", type=counts, default="1,8")
-    parser.add_argument("--max-tokens", type=at_least(2), default=200)
+    parser.add_argument("--max-tokens", type=several, default=200)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         model = (options.model or Path(scratch) / "model").resolve()

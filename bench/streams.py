@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.clients import ask_all
-from bench.options import counts, positive
+from bench.options import counts, positive, several
 from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, raw_batch, sidecar
-from sidecar.cli.server import at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--streams", type=counts, default="1,4,8,16,32")
     parser.add_argument("--prompt", type=positive, default=1024, help="tokens of each")
-    parser.add_argument("--max-tokens", type=at_least(2), default=300)
+    parser.add_argument("--max-tokens", type=several, default=300)
     parser.add_argument("--twice", action="store_true", help="mlx-lm's process again")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:

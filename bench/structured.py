@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import ask_all
-from bench.options import counts, positive
+from bench.options import counts, positive, several
 from bench.servers import Setup, sidecar
-from sidecar.cli.server import at_least
 
 _BUILTIN = Path(__file__).parents[1] / "sidecar" / "builtin_model"
 _NOTE = {
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model", type=Path, default=_BUILTIN)
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--streams", type=counts, default="1,8")
-    parser.add_argument("--max-tokens", type=at_least(2), default=256)
+    parser.add_argument("--max-tokens", type=several, default=256)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(__file__).parents[1]

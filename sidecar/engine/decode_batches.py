@@ -42,6 +42,8 @@ from sidecar.kv.kv_layers import (
     token_nbytes,
 )
 
+logger = logging.getLogger(__name__)
+
 
 def _constrained(uid: int, spec: JobSpec) -> dict[int, ConstrainedRow]:
     return {} if spec.constraint is None else {uid: ConstrainedRow(spec.constraint)}
@@ -50,8 +52,6 @@ def _constrained(uid: int, spec: JobSpec) -> dict[int, ConstrainedRow]:
 def _in_float32(_tokens: mx.array, logits: mx.array) -> mx.array:
     return logits.astype(mx.float32)
 
-
-logger = logging.getLogger(__name__)
 
 _MAX_PADDING = 1 / 4  # bytes of padding over bytes of weights
 

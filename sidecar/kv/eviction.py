@@ -222,11 +222,13 @@ def plan_eviction(
 
 def _are_few(trees: Trees, limits: Limits) -> bool:
     """Whether conversations, and the buffers that they lie in, are within the caps."""
-    leaves = [node for tree in trees for node in tree.leaves]
-    # What a batch is computing is the first to go when it ends: until then it costs
-    # nobody a conversation.
-    kept = [node for node in leaves if not (node.is_batch and _is_in_use(node))]
-    if len(kept) > limits.max_leaves:
+    num_over = sum(len(tree.leaves) for tree in trees) - limits.max_leaves
+    if num_over > 0:
+        # What a batch is computing is the first to go when it ends: until then it costs
+        # nobody a conversation.
+        leaves = (node for tree in trees for node in tree.leaves)
+        num_over -= sum(node.is_batch and _is_in_use(node) for node in leaves)
+    if num_over > 0:
         return False
     return sum(tree.num_arrays for tree in trees) <= limits.max_buffers
 

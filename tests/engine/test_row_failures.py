@@ -1,6 +1,7 @@
 """A defect in one row's text ends that row's job, and no other."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,15 @@ def check_sound(served: App, engine: TextEngine) -> None:
     assert run(engine, random_ids(9, 50), 4).failure is None
 
 
+@contextmanager
+def stepped(served: App) -> Iterator[tuple[TextEngine, Callable[[int], None]]]:
+    """The engine, and what makes its steps; sound when its own go on."""
+    with leased_engine(served) as engine:
+        with by_hand(served, engine) as make:
+            yield engine, make
+        check_sound(served, engine)
+
+
 def sizes(engine: TextEngine) -> list[int]:
     """Of the decode batches."""
     return sorted(len(b.uids) for b in engine._loop._decode_batches._batches)
@@ -187,7 +197,7 @@ def test_all_rows_of_a_batch_that_an_error_hits_are_told(
     name: str, served: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one leaves it, or one joins, or it decodes: nobody waits for ever."""
-    with leased_engine(served) as engine, by_hand(served, engine) as make:
+    with stepped(served) as (engine, make):
         jobs = [submit(engine, random_ids(seed, 40), 5000) for seed in (1, 2)]
         step_until(make, lambda: sizes(engine) == [2])
         if name == "_to_batch":
@@ -203,8 +213,6 @@ def test_all_rows_of_a_batch_that_an_error_hits_are_told(
         assert [num_told(job) for job in jobs] == [1] * len(jobs)
         for job in jobs:
             engine.release(job)
-    with leased_engine(served) as engine:
-        check_sound(served, engine)
 
 
 @pytest.mark.parametrize("max_tokens", [60, 5000], ids=["ends", "goes on"])
@@ -212,7 +220,7 @@ def test_a_row_that_ends_in_a_step_that_fails_is_told(
     max_tokens: int, served: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has left its batch already; all answers of a job are told at once."""
-    with leased_engine(served) as engine, by_hand(served, engine) as make:
+    with stepped(served) as (engine, make):
         jobs = [
             submit(engine, random_ids(1, 40), 50),
             submit(engine, random_ids(2, 40), max_tokens, n=2),
@@ -224,8 +232,6 @@ def test_a_row_that_ends_in_a_step_that_fails_is_told(
         assert [num_told(job) for job in jobs] == [1, 1]
         for job in jobs:
             engine.release(job)
-    with leased_engine(served) as engine:
-        check_sound(served, engine)
 
 
 @pytest.mark.parametrize("is_let_go", [True, False])
@@ -240,7 +246,7 @@ def test_a_row_of_another_batch_goes_on(
             raise RuntimeError("planted failure")
         return original(batch)
 
-    with leased_engine(served) as engine, by_hand(served, engine) as make:
+    with stepped(served) as (engine, make):
         lost = [submit(engine, random_ids(seed, 40), 5000) for seed in (2, 3)]
         step_until(make, lambda: sizes(engine) == [2])
         monkeypatch.setattr(decode_batches, "_MAX_PADDING", 0)
@@ -256,15 +262,13 @@ def test_a_row_of_another_batch_goes_on(
         assert [num_told(job) for job in lost] == [1, 1]
         for job in (other, *lost):
             engine.release(job)
-    with leased_engine(served) as engine:
-        check_sound(served, engine)
 
 
 def test_a_lone_row_that_cannot_be_lent_from_is_told(
     served: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had to catch up with is half in its caches: nobody decodes on them."""
-    with leased_engine(served) as engine, by_hand(served, engine) as make:
+    with stepped(served) as (engine, make):
         lender = submit(engine, random_ids(1, 60), 5000)
         step_until(make, lambda: sizes(engine) == [1])
         drain(lender)
@@ -275,8 +279,6 @@ def test_a_lone_row_that_cannot_be_lent_from_is_told(
         assert num_told(lender) == 1
         for job in (lender, borrower):
             engine.release(job)
-    with leased_engine(served) as engine:
-        check_sound(served, engine)
 
 
 def test_a_job_one_of_whose_answers_cannot_be_begun_ends_whole(
@@ -284,7 +286,7 @@ def test_a_job_one_of_whose_answers_cannot_be_begun_ends_whole(
 ) -> None:
     """It is told once, and none of its other answers goes on; another's does."""
     original = decode_batches.DecodeBatches.join
-    with leased_engine(served) as engine, by_hand(served, engine) as make:
+    with stepped(served) as (engine, make):
         alone = submit(engine, random_ids(2, 90), 5000)
         step_until(make, lambda: sizes(engine) == [1])
         batches, joined = engine._loop._decode_batches, list[int]()
@@ -304,15 +306,13 @@ def test_a_job_one_of_whose_answers_cannot_be_begun_ends_whole(
         step_until(make, lambda: any(isinstance(e, Token) for e in drain(alone)))
         for job in (alone, lost):
             engine.release(job)
-    with leased_engine(served) as engine:
-        check_sound(served, engine)
 
 
 def test_what_fails_before_each_step_ends_the_rows(
     served: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no batch's error; without an end it would be tried for ever."""
-    with leased_engine(served) as engine, by_hand(served, engine) as make:
+    with stepped(served) as (engine, make):
         job = submit(engine, random_ids(1, 40), 5000)
         step_until(make, lambda: sizes(engine) == [1])
 
@@ -324,5 +324,3 @@ def test_what_fails_before_each_step_ends_the_rows(
             make(1)
         assert num_told(job) == 1
         engine.release(job)
-    with leased_engine(served) as engine:
-        check_sound(served, engine)
